@@ -1,0 +1,1 @@
+# Install rules: added with the package configuration.

@@ -1,0 +1,23 @@
+# Helpers for tests. Every test has a timeout; multi-rank tests run real processes under tessera-run.
+find_package(GTest REQUIRED)
+include(GoogleTest)
+
+# Unit tests of the torch-free core: one executable, one ctest entry per gtest case.
+function(tessera_core_test name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE tessera_core GTest::gmock GTest::gtest GTest::gtest_main nlohmann_json::nlohmann_json)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  tessera_apply_settings(${name})
+  gtest_discover_tests(${name} TEST_PREFIX "${name}." DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 120)
+endfunction()
+
+# Tests that need torch. Reuses the precompiled header of one executable of this kind.
+function(tessera_torch_executable name)
+  add_executable(${name} ${ARGN})
+  target_link_libraries(${name} PRIVATE tessera GTest::gmock GTest::gtest nlohmann_json::nlohmann_json)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  tessera_apply_settings(${name})
+  if(TARGET tessera_test_pch)
+    target_precompile_headers(${name} REUSE_FROM tessera_test_pch)
+  endif()
+endfunction()
