@@ -1,0 +1,136 @@
+#include "train/options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace tessera::train {
+namespace {
+
+using testing::HasSubstr;
+
+ParsedCommand parse(std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "tessera-train");
+  return parse_command(static_cast<int>(arguments.size()), arguments.data());
+}
+
+TEST(ParseCommand, PresetFillsWhatFlagsLeaveOpen) {
+  const ParsedCommand parsed = parse({"gpt", "--data", "x", "--preset", "30m", "--context", "128"});
+  ASSERT_TRUE(parsed.options) << parsed.text;
+  const auto& model = std::get<GptOptions>(parsed.options->model);
+  EXPECT_EQ(model.vocab, 8192);
+  EXPECT_EQ(model.width, 512);
+  EXPECT_EQ(model.layers, 8);
+  EXPECT_EQ(model.heads, 8);
+  EXPECT_EQ(model.context, 128);
+  EXPECT_EQ(parsed.options->optimizer, OptimizerKind::kAdamW);
+  EXPECT_FALSE(parsed.options->lr_given);
+}
+
+TEST(ParseCommand, WordvecDefaultsToAdagrad) {
+  const ParsedCommand parsed =
+      parse({"wordvec", "--data", "x", "--vocab-size", "77", "--lr", "0.5", "--dtype", "fp64"});
+  ASSERT_TRUE(parsed.options) << parsed.text;
+  EXPECT_EQ(std::get<WordvecOptions>(parsed.options->model).vocab_size, 77);
+  EXPECT_EQ(parsed.options->optimizer, OptimizerKind::kAdagrad);
+  EXPECT_EQ(parsed.options->lr, 0.5);
+  EXPECT_TRUE(parsed.options->lr_given);
+  EXPECT_TRUE(parsed.options->double_precision);
+  EXPECT_STREQ(parsed.options->task_name(), "wordvec");
+}
+
+TEST(ParseCommand, EveryFlag) {
+  const ParsedCommand parsed = parse({"gpt",
+                                      "--data",
+                                      "x",
+                                      "--steps",
+                                      "7",
+                                      "--batch-per-rank",
+                                      "3",
+                                      "--seed",
+                                      "9",
+                                      "--optimizer",
+                                      "rmsprop",
+                                      "--clip",
+                                      "0.5",
+                                      "--checkpoint-dir",
+                                      "d",
+                                      "--checkpoint-every",
+                                      "2",
+                                      "--keep-last",
+                                      "0",
+                                      "--kind",
+                                      "full",
+                                      "--metrics",
+                                      "m",
+                                      "--no-resume",
+                                      "--threads",
+                                      "2",
+                                      "--save-final",
+                                      "f",
+                                      "--bench",
+                                      "--log-every",
+                                      "5"});
+  ASSERT_TRUE(parsed.options) << parsed.text;
+  const TrainOptions& options = *parsed.options;
+  EXPECT_EQ(options.steps, 7);
+  EXPECT_EQ(options.batch_per_rank, 3);
+  EXPECT_EQ(options.seed, 9u);
+  EXPECT_EQ(options.optimizer, OptimizerKind::kRmsProp);
+  EXPECT_EQ(options.clip, 0.5);
+  EXPECT_EQ(options.checkpoint_dir, "d");
+  EXPECT_EQ(options.checkpoint_every, 2);
+  EXPECT_EQ(options.keep_last, 0);
+  EXPECT_EQ(options.kind, CheckpointKind::kFull);
+  EXPECT_EQ(options.metrics, "m");
+  EXPECT_FALSE(options.resume);
+  EXPECT_EQ(options.threads, 2);
+  EXPECT_EQ(options.save_final, "f");
+  EXPECT_TRUE(options.bench);
+  EXPECT_EQ(options.log_every, 5);
+}
+
+struct BadCase {
+  std::vector<const char*> arguments;
+  const char* said;
+};
+
+TEST(ParseCommand, BadInputIsRefusedWithTheReason) {
+  const std::vector<BadCase> cases = {
+      {{}, "subcommand"},
+      {{"gpt", "--data", "x", "--colour", "red"}, "--colour"},
+      {{"gpt"}, "--data"},
+      {{"train"}, "train"},
+      {{"gpt", "--data", "x", "--steps", "0"}, "--steps"},
+      {{"gpt", "--data", "x", "--steps", "many"}, "many"},
+      {{"gpt", "--data", "x", "--preset", "huge"}, "huge"},
+      {{"gpt", "--data", "x", "--vocab", "255"}, "--vocab"},
+      {{"gpt", "--data", "x", "--dim", "8"}, "--dim"},
+      {{"wordvec", "--data", "x", "--layers", "8"}, "--layers"},
+      {{"gpt", "--data", "x", "--optimizer", "lbfgs"}, "lbfgs"},
+      {{"gpt", "--data", "x", "--kind", "both"}, "both"},
+      {{"gpt", "--data", "x", "--batch", "4", "--batch-per-rank", "4"}, "--batch"},
+      {{"gpt", "--data", "x", "--width", "64", "--heads", "5"}, "--heads 5"},
+      {{"gpt", "--data", "x", "--plain", "--checkpoint-dir", "d"}, "--checkpoint-dir"},
+      {{"gpt", "--data", "x", "--checkpoint-every", "5"}, "--checkpoint-dir"},
+  };
+  for (const BadCase& bad : cases) {
+    const ParsedCommand parsed = parse(bad.arguments);
+    EXPECT_FALSE(parsed.options);
+    EXPECT_EQ(parsed.exit_code, kBadUsage);
+    EXPECT_THAT(parsed.text, HasSubstr(bad.said));
+    EXPECT_EQ(parsed.text.find('\n'), std::string::npos) << parsed.text;
+  }
+}
+
+TEST(ParseCommand, HelpNamesExitCodes) {
+  const ParsedCommand parsed = parse({"gpt", "--help"});
+  EXPECT_FALSE(parsed.options);
+  EXPECT_EQ(parsed.exit_code, kComplete);
+  EXPECT_THAT(parsed.text, HasSubstr("--checkpoint-every"));
+  EXPECT_THAT(parsed.text, HasSubstr("75 interrupted"));
+}
+
+}  // namespace
+}  // namespace tessera::train
