@@ -1,5 +1,6 @@
 // The safetensors container: 8 bytes of little-endian header length, a JSON header, then the bytes
-// of all tensors back to back. Format: https://github.com/huggingface/safetensors (README, "Format").
+// of all tensors back to back. Format: https://github.com/huggingface/safetensors (README,
+// "Format").
 //
 // Reading is strict, because a file may come from anywhere: header at most 100 MB, no duplicate
 // keys, offsets in bounds, no holes, no overlaps, no trailer, shape x dtype equals the length.
@@ -34,9 +35,10 @@ struct SafetensorsHeader {
 // Bytes of one element, 0 for an unknown dtype string.
 size_t safetensors_element_size(const std::string& dtype);
 
-// Assigns begin/end to the entries (name, dtype, shape given) in the given order after sorting them
-// by descending element size, then name, and returns the complete header text, padded with spaces
-// so that data_offset is a multiple of 64. `header.data_offset`/`data_bytes` are filled in.
+// Sorts the entries (name, dtype, shape given) by descending element size, then name; assigns
+// begin/end in that order and fills in data_offset and data_bytes. Returns the first `data_offset`
+// bytes of the file: the 8 length bytes, then the text, padded with spaces to a multiple of 64.
+// UsageError for what the format cannot express.
 std::string encode_safetensors_header(SafetensorsHeader& header);
 
 // Reads and validates the header of an open file.
