@@ -1,7 +1,6 @@
 #include "layout/buffer_planner.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 
 namespace tessera::layout {

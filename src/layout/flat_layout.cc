@@ -5,7 +5,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "tessera/error.h"
 

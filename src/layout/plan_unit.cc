@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "layout/buffer_planner.h"
 #include "layout/flat_layout.h"

@@ -1,5 +1,5 @@
 // Which stored byte ranges a rank needs to fill its rows, when rows were cut differently at save.
-// Pure arithmetic, no torch. Threads: values. Cost: O(log boxes + pieces) a tensor.
+// Pure arithmetic, no torch. Threads: values. Cost: O(boxes log boxes + pieces) a tensor.
 #pragma once
 
 #include <cstdint>
