@@ -5,7 +5,8 @@
 // names the rank that it waited for (TimeoutError, or CommError where that rank is known dead).
 // Threads: one thread at a time.
 // Cost on W ranks, n bytes a rank: all_gather n(W-1) received; reduce_scatter n(W-1) received of an
-// input of nW; all_reduce 2n(W-1)/W; broadcast n.
+// input of nW; all_reduce 2n(W-1)/W (nW up to 16,384
+// elements, and for min and max); broadcast n.
 #pragma once
 
 #include <torch/types.h>
@@ -40,12 +41,12 @@ class Communicator {
   // input has world_size * out.numel() elements; out = sum over ranks of its segment. input is
   // scratch afterwards.
   virtual void reduce_scatter(torch::Tensor out, torch::Tensor input) = 0;
-  virtual void all_reduce(torch::Tensor tensor, ReduceOp op) = 0;
+  virtual void all_reduce(torch::Tensor tensor, ReduceOp op);
   virtual void broadcast(torch::Tensor tensor, int root) = 0;
-  virtual void barrier() = 0;
+  virtual void barrier();
 
-  // Fixed-size control message of at most kMaxHeaderBytes: every rank's, in rank order.
-  static constexpr size_t kMaxHeaderBytes = 4096;
+  // Small control message: every rank's, in rank order.
+  static constexpr size_t kMaxHeaderBytes = 248;
   virtual std::vector<std::string> exchange_header(std::string_view header);
   // Messages of any size, different on each rank.
   std::vector<std::string> all_gather_bytes(std::string_view bytes);

@@ -1,0 +1,153 @@
+// The only file that sees ProcessGroupGloo.hpp; compiled with stub Gloo headers in front.
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <ATen/ATen.h>
+
+#include "comm/backends.h"
+#include "tessera/error.h"
+#include "util/first_line.h"
+
+namespace tessera::comm {
+namespace {
+
+using Group = c10d::ProcessGroupGloo;
+
+bool is_half(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+class GlooCommunicator final : public Communicator {
+ public:
+  GlooCommunicator(StorePtr store, c10::intrusive_ptr<Group> group, int rank, int world_size,
+                   std::chrono::milliseconds timeout)
+      : Communicator(rank, world_size, timeout), store_(std::move(store)), group_(std::move(group)) {}
+  ~GlooCommunicator() override { shutdown(); }
+
+  std::string_view name() const override { return "gloo"; }
+
+  void all_gather(at::Tensor out, const at::Tensor& input) override {
+    at::NoGradGuard no_grad;
+    const int64_t n = input.numel();
+    at::Tensor flat = out.view({-1});
+    at::Tensor mine = flat.narrow(0, rank() * n, n);
+    if (mine.data_ptr() != input.data_ptr()) mine.copy_(input.reshape({-1}));
+    if (n == 0) return;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    run("all-gather", [&] {
+      for (int root = 0; root < world_size(); ++root) {
+        std::vector<at::Tensor> slice{flat.narrow(0, root * n, n)};
+        c10d::BroadcastOptions options;
+        options.rootRank = root;
+        works.push_back(group_->broadcast(slice, options));
+      }
+      for (auto& work : works) work->wait();
+    });
+  }
+
+  // One all-to-all, then a sum in rank order in the output's dtype (fp32 for half types).
+  void reduce_scatter(at::Tensor out, at::Tensor input) override {
+    at::NoGradGuard no_grad;
+    const int64_t n = out.numel();
+    if (n == 0) return;
+    at::Tensor received = scratch(input);
+    run("reduce-scatter", [&] {
+      std::vector<int64_t> even;
+      at::Tensor source = input.view({-1});
+      group_->alltoall_base(received, source, even, even)->wait();
+    });
+    const at::Tensor rows = received.view({world_size(), n});
+    at::Tensor sum = is_half(out) ? rows[0].to(at::kFloat) : out.view({-1});
+    if (!is_half(out)) sum.copy_(rows[0]);
+    for (int r = 1; r < world_size(); ++r) sum.add_(rows[r]);
+    if (is_half(out)) out.view({-1}).copy_(sum);
+  }
+
+  void broadcast(at::Tensor tensor, int root) override {
+    if (tensor.numel() == 0) return;
+    run("broadcast", [&] {
+      std::vector<at::Tensor> list{tensor};
+      c10d::BroadcastOptions options;
+      options.rootRank = root;
+      group_->broadcast(list, options)->wait();
+    });
+  }
+
+  void shutdown() override {
+    if (!group_) return;
+    group_.reset();
+  }
+
+ private:
+  template <typename Function>
+  void run(const char* operation, Function function) {
+    ++sequence_;
+    try {
+      function();
+    } catch (const std::exception& error) {
+      fail(operation, error.what());
+    }
+  }
+
+  // Gloo says that a connection broke, not whose. Every rank that fails posts a note; whoever posts
+  // none within a short while is the one to look at.
+  [[noreturn]] void fail(const char* operation, const std::string& text) {
+    const bool timed_out = text.find("imed out") != std::string::npos;
+    std::string silent;
+    try {
+      const std::string base = "gloo-failed/";
+      store_->set(base + std::to_string(rank()), operation);
+      for (int r = 0; r < world_size(); ++r) {
+        try {
+          store_->wait({base + std::to_string(r)}, std::chrono::milliseconds(r == rank() ? 1 : 500));
+        } catch (const std::exception&) {
+          silent += (silent.empty() ? "" : ", ") + std::to_string(r);
+        }
+      }
+    } catch (const std::exception&) {
+      silent = "unknown (the store is gone too)";
+    }
+    const std::string message = "rank " + std::to_string(rank()) + ": " + operation + " number " +
+                                std::to_string(sequence_) + " over gloo failed; no word from rank " +
+                                (silent.empty() ? "(all reported the failure)" : silent) + ": " +
+                                first_line(text);
+    if (timed_out) throw TimeoutError(message);
+    throw CommError(message);
+  }
+
+  at::Tensor scratch(const at::Tensor& like) {
+    at::Tensor& kept = scratch_[like.scalar_type()];
+    if (!kept.defined() || kept.numel() < like.numel()) kept = at::empty({like.numel()}, like.options());
+    return kept.narrow(0, 0, like.numel());
+  }
+
+  StorePtr store_;
+  c10::intrusive_ptr<Group> group_;
+  std::map<at::ScalarType, at::Tensor> scratch_;
+  int64_t sequence_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_gloo(const StorePtr& store, const RankEnvironment& environment,
+                                        std::chrono::milliseconds timeout) {
+  auto options = Group::Options::create(timeout);
+  try {
+    const bool one_host = environment.local_world_size == environment.world_size;
+    // On one host the loopback always works, whatever the host's name resolves to.
+    if (one_host && std::getenv("GLOO_SOCKET_IFNAME") == nullptr) {
+      options->devices.push_back(Group::createDeviceForHostname("127.0.0.1"));
+    } else {
+      options = Group::Options::create_default(timeout);
+    }
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+    auto group = c10::make_intrusive<Group>(prefixed, environment.rank, environment.world_size, options);
+    return std::make_shared<GlooCommunicator>(store, std::move(group), environment.rank,
+                                              environment.world_size, timeout);
+  } catch (const std::exception& error) {
+    throw CommError("rank " + std::to_string(environment.rank) +
+                    " cannot connect to its peers over gloo: " + first_line(error.what()));
+  }
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,68 @@
+#include "fsdp/keyed_tensor.h"
+
+#include <torch/torch.h>
+
+#include <mutex>
+#include <shared_mutex>
+#include <unordered_map>
+
+namespace tessera::fsdp {
+namespace {
+
+struct Registry {
+  std::shared_mutex mutex;
+  std::unordered_map<const c10::StorageImpl*, ManagedStorage> storages;
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+}  // namespace
+
+torch::Tensor storage_tensor(const c10::Storage& storage, int64_t offset, at::IntArrayRef sizes,
+                             torch::Dtype dtype, bool keyed) {
+  c10::DispatchKeySet keys{c10::DispatchKey::ADInplaceOrView};
+  if (storage.device().is_cuda()) {
+    keys = keys | c10::DispatchKeySet{c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA};
+  } else {
+    keys = keys | c10::DispatchKeySet{c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU};
+  }
+  if (keyed) keys = keys.add(kTouchKey);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), keys, c10::scalarTypeToTypeMeta(dtype));
+  impl->set_storage_offset(offset);
+  impl->set_sizes_contiguous(sizes);
+  return torch::Tensor(std::move(impl));
+}
+
+torch::Tensor poison_like(const torch::Tensor& like) {
+  // The flag cannot be taken back from a storage, so the poison has one of its own.
+  static const c10::Storage storage = [] {
+    torch::Tensor empty = torch::empty({0});
+    empty.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "this is the gradient of a parameter that fully_shard() has sharded: the optimizer was built "
+        "before wrapping and would train nothing. Build it after fully_shard(), from "
+        "model->parameters().");
+    return empty.storage();
+  }();
+  return storage_tensor(storage, 0, like.sizes(), like.scalar_type(), false);
+}
+
+void register_storage(const c10::Storage& storage, FlatBuffer* buffer, StorageRole role) {
+  std::unique_lock lock(registry().mutex);
+  registry().storages[storage.unsafeGetStorageImpl()] = {buffer, role};
+}
+
+void unregister_storage(const c10::Storage& storage) {
+  std::unique_lock lock(registry().mutex);
+  registry().storages.erase(storage.unsafeGetStorageImpl());
+}
+
+ManagedStorage find_storage(const c10::StorageImpl* storage) {
+  std::shared_lock lock(registry().mutex);
+  const auto found = registry().storages.find(storage);
+  return found == registry().storages.end() ? ManagedStorage{} : found->second;
+}
+
+}  // namespace tessera::fsdp
