@@ -57,17 +57,22 @@ class FaultFileSystem::FaultFile final : public ForwardingFile {
     if (error_number != 0) {
       accepted = static_cast<size_t>(std::floor(static_cast<double>(size) * owner_.torn_share()));
     }
-    const uint64_t fits = grow_to(offset, accepted);
-    base_->write_at(offset, data, static_cast<size_t>(fits));
+    const uint64_t growth = growth_to(offset + accepted);
+    const uint64_t missing = std::min<uint64_t>(growth - owner_.take_space(growth), accepted);
+    base_->write_at(offset, data, static_cast<size_t>(accepted - missing));
     if (error_number != 0) throw_injected("write", path(), error_number);
-    if (fits < size) throw_injected("write", path(), ENOSPC);
+    if (missing > 0) throw_injected("write", path(), ENOSPC);
   }
 
   void allocate(uint64_t size) override {
     owner_.enter(FileOperation::kAllocate, "reserve space for", path());
     if (owner_.allocate_ignored()) return;
-    const uint64_t fits = grow_to(0, size);
-    if (fits < size) throw_injected("reserve space for", path(), ENOSPC);
+    const uint64_t growth = growth_to(size);
+    const uint64_t granted = owner_.take_space(growth);
+    if (granted < growth) {
+      owner_.give_space(granted);
+      throw_injected("reserve space for", path(), ENOSPC);
+    }
     base_->allocate(size);
   }
 
@@ -89,15 +94,11 @@ class FaultFileSystem::FaultFile final : public ForwardingFile {
   }
 
  private:
-  // How many of `size` bytes at `offset` find room.
-  uint64_t grow_to(uint64_t offset, uint64_t size) {
-    if (!owner_.space_limited()) return size;
+  // Bytes by which the file must grow to end at `end`; 0 where space is not limited.
+  uint64_t growth_to(uint64_t end) {
+    if (!owner_.space_limited()) return 0;
     const uint64_t old_size = base_->size();
-    const uint64_t end = offset + size;
-    if (end <= old_size) return size;
-    const uint64_t growth = end - old_size;
-    const uint64_t granted = owner_.take_space(growth);
-    return size - std::min(size, growth - granted);
+    return end > old_size ? end - old_size : 0;
   }
 
   FaultFileSystem& owner_;
