@@ -22,6 +22,7 @@ AttemptResult Attempt::run() {
     advance(Clock::now());
   }
   output_.close_ranks();
+  result_.hurried = kill_now_ || result_.ending == Ending::kTimeLimit;
   return result_;
 }
 
@@ -152,19 +153,20 @@ void Attempt::advance_killing(Clock::time_point now) {
     signal_strays(SIGKILL);
     return;
   }
+  name_stuck();
+  begin_settling(now);
+}
+
+void Attempt::name_stuck() {
   for (const Worker& worker : ranks_.workers()) {
-    if (!worker.status) {
-      result_.stuck.push_back(fmt::format("rank {} (pid {})", worker.rank, worker.pid));
-    }
+    if (worker.status) continue;
+    result_.stuck.push_back(fmt::format("rank {} (pid {})", worker.rank, worker.pid));
   }
-  for (const ProcessInfo& info : descendants_of(::getpid())) {
+  for (const ProcessInfo& info : ranks_.descendants()) {
     const bool is_rank = std::any_of(ranks_.workers().begin(), ranks_.workers().end(),
                                      [&](const Worker& worker) { return worker.pid == info.pid; });
-    if (!is_rank && !ranks_.ignores(info.pid)) {
-      result_.stuck.push_back(fmt::format("pid {} ({})", info.pid, info.name));
-    }
+    if (!is_rank) result_.stuck.push_back(fmt::format("pid {} ({})", info.pid, info.name));
   }
-  begin_settling(now);
 }
 
 void Attempt::begin_settling(Clock::time_point now) {
@@ -184,7 +186,8 @@ void Attempt::advance_settling(Clock::time_point now) {
     output_.say("the ranks have ended; stopping processes that they left behind");
     strays_asked_ = true;
     begin_stopping(Ending::kSuccess, SIGTERM);
-  } else if (now >= deadline_ && (output_.drained() || !result_.stuck.empty())) {
+  } else if (now >= deadline_ && (output_.drained() || !result_.stuck.empty() ||
+                                  result_.ending == Ending::kTimeLimit)) {
     phase_ = Phase::kDone;
   }
 }

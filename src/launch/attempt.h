@@ -34,6 +34,7 @@ struct AttemptResult {
   Ending ending = Ending::kSuccess;
   std::optional<int> first_failed;  // rank that ended first with something else than 0
   std::vector<std::string> stuck;   // processes that could not be ended
+  bool hurried = false;             // nobody wants to wait for a slow reader of the output
 };
 
 class Attempt {
@@ -70,6 +71,7 @@ class Attempt {
   void begin_settling(Clock::time_point now);
   bool all_gone();
   void signal_strays(int signal);
+  void name_stuck();
   void suspend();
 
   const LaunchOptions& options_;

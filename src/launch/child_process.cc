@@ -16,20 +16,11 @@ namespace {
 constexpr int kCannotExecute = 126;
 constexpr int kNotFound = 127;
 
-// fork() runs handlers of every library in the process and takes locks; _Fork does not.
-pid_t plain_fork() {
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
-  return ::_Fork();
-#else
-  return ::fork();
-#endif
-}
-
-void close_others_on_exec() {
+// Where the kernel does not know the call, only what others opened without O_CLOEXEC stays open.
+void close_on_exec_from(int first) {
 #ifdef SYS_close_range
-  constexpr unsigned kCloseRangeCloexec = 1U << 2;
-  // Where the kernel does not know the call, only what others opened without O_CLOEXEC stays open.
-  ::syscall(SYS_close_range, 3U, ~0U, kCloseRangeCloexec);
+  constexpr unsigned kCloseOnExec = 1U << 2;  // CLOSE_RANGE_CLOEXEC
+  ::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, kCloseOnExec);
 #endif
 }
 
@@ -49,7 +40,7 @@ void close_others_on_exec() {
   if (::dup2(request.standard_input, 0) < 0) fail();
   if (::dup2(request.standard_output, 1) < 0) fail();
   if (::dup2(request.standard_error, 2) < 0) fail();
-  close_others_on_exec();
+  close_on_exec_from(3);
   if (::sigaction(SIGPIPE, &request.signals->pipe_action, nullptr) != 0) fail();
   if (::sigprocmask(SIG_SETMASK, &request.signals->mask, nullptr) != 0) fail();
   ::execve(request.path.c_str(), arguments, environment);
@@ -68,6 +59,22 @@ int executable_error(const std::string& path) {
 bool is_absent(int error) { return error == ENOENT || error == ENOTDIR; }
 
 }  // namespace
+
+pid_t plain_fork() {
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
+  return ::_Fork();
+#else
+  return ::fork();
+#endif
+}
+
+void close_from(int first) {
+#ifdef SYS_close_range
+  if (::syscall(SYS_close_range, static_cast<unsigned>(first), ~0U, 0U) == 0) return;
+#endif
+  constexpr int kHighest = 1024;
+  for (int fd = first; fd < kHighest; ++fd) ::close(fd);
+}
 
 ExitStatus ExitStatus::from_wait(int wait_status) {
   ExitStatus status;

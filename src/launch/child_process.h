@@ -68,4 +68,10 @@ struct SpawnedProcess {
 
 SpawnedProcess spawn(const SpawnRequest& request);
 
+// fork() runs handlers of every library in the process and takes locks; this does not. The child
+// may make async-signal-safe calls only.
+pid_t plain_fork();
+// Closes every descriptor from `first` on. Async-signal-safe.
+void close_from(int first);
+
 }  // namespace tessera::launch

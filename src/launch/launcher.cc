@@ -11,14 +11,17 @@
 namespace tessera::launch {
 namespace {
 
-// The ranks are gone; only a reader of the console is waited for, until it reads or a signal comes.
-void flush_console(Output& output, SignalIntake& signals) {
+// The ranks are gone; only a reader of the console is waited for: until it reads or a signal comes,
+// or, in a hurry, for a second without progress.
+void flush_console(Output& output, SignalIntake& signals, bool hurried) {
+  constexpr int kHurriedWaitMs = 1000;
   while (output.pending()) {
     std::vector<pollfd> polls;
     polls.push_back({signals.fd(), POLLIN, 0});
     output.add_polls(polls);
-    if (::poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
-    output.handle_polls(polls);
+    const int count = ::poll(polls.data(), polls.size(), hurried ? kHurriedWaitMs : -1);
+    if (count == 0 || (count < 0 && errno != EINTR)) return;
+    if (count > 0) output.handle_polls(polls);
     while (const std::optional<int> signal = signals.next()) {
       if (is_stop_signal(*signal)) return;
     }
@@ -27,24 +30,18 @@ void flush_console(Output& output, SignalIntake& signals) {
 
 int run(LaunchOptions options, const StoreHostFactory& store_factory) {
   SignalIntake signals;
+  Guard guard;
+  Output output(OutputOptions{options.nproc, options.prefix, options.console, options.log_dir});
+  Supervisor supervisor(std::move(options), EnvironmentBlock(environ), store_factory, signals,
+                        output, guard);
   int code = kExitLauncherFailed;
-  std::unique_ptr<Output> output;
   try {
-    output = std::make_unique<Output>(
-        OutputOptions{options.nproc, options.prefix, options.console, options.log_dir});
-    code =
-        Supervisor(std::move(options), EnvironmentBlock(environ), store_factory, signals, *output)
-            .run();
+    code = supervisor.run();
   } catch (const std::exception& error) {
     if (dynamic_cast<const UsageError*>(&error) != nullptr) code = kExitUsage;
-    const std::string line = fmt::format("tessera-run: {}", error.what());
-    if (output == nullptr) {
-      fmt::print(stderr, "{}\n", line);
-    } else {
-      output->say_plain(line);
-    }
+    output.say(error.what());
   }
-  if (output != nullptr) flush_console(*output, signals);
+  flush_console(output, signals, supervisor.hurried());
   return code;
 }
 

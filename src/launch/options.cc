@@ -15,8 +15,6 @@
 namespace tessera::launch {
 namespace {
 
-constexpr int kMaxRanks = 4096;
-
 int parse_int(std::string_view option, std::string_view text, int lowest, int highest) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

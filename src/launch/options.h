@@ -11,6 +11,8 @@
 
 namespace tessera::launch {
 
+inline constexpr int kMaxRanks = 4096;
+
 // Which ranks show their output on the launcher's own streams.
 class ConsoleFilter {
  public:

@@ -81,6 +81,7 @@ UniqueFd Output::open_log(int rank, int attempt, const char* kind) {
 }
 
 Output::RankEnds Output::open_rank(int rank, int attempt) {
+  tails_[static_cast<size_t>(rank)].clear();
   RankEnds ends;
   if (inherits()) return ends;
   const auto open_stream = [&](bool is_stderr) {

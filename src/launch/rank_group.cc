@@ -10,7 +10,7 @@
 
 namespace tessera::launch {
 
-RankGroup::RankGroup() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+RankGroup::RankGroup(Guard* guard) : epoll_(::epoll_create1(EPOLL_CLOEXEC)), guard_(guard) {
   if (!epoll_) throw_errno("cannot create an event queue");
   if (::prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) throw_errno("cannot adopt orphaned processes");
 }
@@ -18,6 +18,7 @@ RankGroup::RankGroup() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
 RankGroup::~RankGroup() { signal_groups(SIGKILL, true); }
 
 void RankGroup::add(int rank, SpawnedProcess process) {
+  if (guard_ != nullptr) guard_->watch_group(process.pid);
   Worker worker;
   worker.rank = rank;
   worker.pid = process.pid;
@@ -103,10 +104,17 @@ void RankGroup::signal_leaders(int signal) const {
   }
 }
 
-std::vector<ProcessInfo> RankGroup::strays() const {
+std::vector<ProcessInfo> RankGroup::descendants() const {
   std::vector<ProcessInfo> result = descendants_of(::getpid());
   std::erase_if(result, [this](const ProcessInfo& info) {
-    if (info.pid == ignored_) return true;
+    return guard_ != nullptr && info.pid == guard_->pid();
+  });
+  return result;
+}
+
+std::vector<ProcessInfo> RankGroup::strays() const {
+  std::vector<ProcessInfo> result = descendants();
+  std::erase_if(result, [this](const ProcessInfo& info) {
     return std::any_of(workers_.begin(), workers_.end(), [&](const Worker& worker) {
       return !worker.group_gone && worker.pid == info.group;
     });
@@ -125,6 +133,7 @@ bool RankGroup::groups_gone() {
   for (Worker& worker : workers_) {
     if (!worker.group_gone && worker.status && ::kill(-worker.pid, 0) != 0 && errno == ESRCH) {
       worker.group_gone = true;
+      if (guard_ != nullptr) guard_->forget_group(worker.pid);
     }
     gone &= worker.group_gone;
   }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "launch/child_process.h"
+#include "launch/guard.h"
 #include "launch/process_tree.h"
 
 namespace tessera::launch {
@@ -34,15 +35,13 @@ struct Worker {
 
 class RankGroup {
  public:
-  RankGroup();
+  // `guard` learns of every group that starts and ends; none in tests of this class.
+  explicit RankGroup(Guard* guard = nullptr);
   // Kills what still runs: a failure in the middle of a start leaves nothing behind.
   ~RankGroup();
   RankGroup(const RankGroup&) = delete;
   RankGroup& operator=(const RankGroup&) = delete;
 
-  // Keeps a child of the launcher that is not part of the run out of all this.
-  void ignore(pid_t pid) { ignored_ = pid; }
-  bool ignores(pid_t pid) const { return pid == ignored_; }
   void add(int rank, SpawnedProcess process);
 
   // Ranks that have ended since the last call, in the order in which they ended. Also collects
@@ -53,7 +52,8 @@ class RankGroup {
   void signal_groups(int signal, bool stops);
   // To the ranks' own processes only.
   void signal_leaders(int signal) const;
-  // Everything that descends from the launcher and is outside the ranks' groups.
+  // What descends from the launcher; `strays` are those outside the ranks' groups.
+  std::vector<ProcessInfo> descendants() const;
   std::vector<ProcessInfo> strays() const;
 
   bool all_ended() const;
@@ -70,7 +70,7 @@ class RankGroup {
   std::vector<Worker> workers_;
   std::vector<UniqueFd> pidfds_;
   UniqueFd epoll_;
-  pid_t ignored_ = -1;
+  Guard* guard_;
 };
 
 }  // namespace tessera::launch

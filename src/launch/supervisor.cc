@@ -22,12 +22,14 @@ int rank_code(const Worker& worker) {
 }  // namespace
 
 Supervisor::Supervisor(LaunchOptions options, EnvironmentBlock environment,
-                       StoreHostFactory store_factory, SignalIntake& signals, Output& output)
+                       StoreHostFactory store_factory, SignalIntake& signals, Output& output,
+                       Guard& guard)
     : options_(std::move(options)),
       environment_(std::move(environment)),
       store_factory_(std::move(store_factory)),
       signals_(signals),
       output_(output),
+      guard_(guard),
       run_id_(make_run_id()) {}
 
 int Supervisor::run() {
@@ -67,10 +69,11 @@ AttemptResult Supervisor::run_attempt(int number) {
   const int port = socket.port;
   const std::unique_ptr<StoreHost> store =
       store_factory_({options_.master_addr, port, socket.fd.release()});
-  RankGroup ranks;
+  RankGroup ranks(&guard_);
   start_ranks(number, port, ranks);
   AttemptResult result = Attempt(options_, signals_, output_, ranks, time_limit_).run();
   report(result, ranks);
+  hurried_ = result.hurried;
   return result;
 }
 

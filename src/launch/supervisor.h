@@ -20,10 +20,12 @@ inline constexpr int kExitLauncherFailed = 125;
 class Supervisor {
  public:
   Supervisor(LaunchOptions options, EnvironmentBlock environment, StoreHostFactory store_factory,
-             SignalIntake& signals, Output& output);
+             SignalIntake& signals, Output& output, Guard& guard);
 
   // Returns the exit code of the launcher.
   int run();
+  // The last attempt ended so that what is left of the output is worth a moment only.
+  bool hurried() const { return hurried_; }
 
  private:
   AttemptResult run_attempt(int number);
@@ -37,10 +39,12 @@ class Supervisor {
   StoreHostFactory store_factory_;
   SignalIntake& signals_;
   Output& output_;
+  Guard& guard_;
   std::string program_path_;
   std::string run_id_;
   std::optional<Clock::time_point> time_limit_;
   int failure_code_ = 0;
+  bool hurried_ = false;
 };
 
 }  // namespace tessera::launch

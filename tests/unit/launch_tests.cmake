@@ -1,0 +1,2 @@
+tessera_core_test(launch_test launch_environment_test.cc launch_line_splitter_test.cc
+  launch_options_test.cc launch_process_test.cc)
