@@ -18,6 +18,29 @@ function(tessera_torch_executable name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   tessera_apply_settings(${name})
   if(TARGET tessera_test_pch)
+    # Like the library whose precompiled header it takes; an executable would be compiled as PIE.
+    target_compile_options(${name} PRIVATE -fPIC)
     target_precompile_headers(${name} REUSE_FROM tessera_test_pch)
   endif()
+endfunction()
+
+# A gtest executable whose cases all run in every rank, in lockstep, as real processes under
+# tessera-run, once for each backend and world size: tessera_multirank_test(name BACKENDS shm gloo
+# WORLDS 1 2 3). At world size 1 shm and gloo run as such, not as the single backend.
+function(tessera_multirank_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "BACKENDS;WORLDS" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 240)
+  endif()
+  foreach(backend IN LISTS arg_BACKENDS)
+    foreach(world IN LISTS arg_WORLDS)
+      if(backend STREQUAL "single" AND world GREATER 1)
+        continue()
+      endif()
+      set(test ${name}.${backend}.${world}ranks)
+      add_test(NAME ${test} COMMAND tessera-run --nproc ${world} -- $<TARGET_FILE:${name}>)
+      set_tests_properties(${test} PROPERTIES TIMEOUT ${arg_TIMEOUT}
+        ENVIRONMENT "TESSERA_BACKEND=${backend};TESSERA_TIMEOUT_SECONDS=60;OMP_NUM_THREADS=1")
+    endforeach()
+  endforeach()
 endfunction()
