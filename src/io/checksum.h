@@ -9,7 +9,7 @@
 
 namespace tessera::io {
 
-inline constexpr size_t kHashBlockBytes = 64 * 1024;
+inline constexpr size_t kHashBlockBytes = size_t{64} * 1024;
 
 uint64_t hash_bytes(const void* data, size_t size);
 

@@ -37,30 +37,24 @@ uint64_t entry_bytes(const SafetensorsEntry& entry) {
   return *bytes;
 }
 
+// By name, refusing what the format cannot tell apart, then by descending element size.
 void sort_entries(std::vector<SafetensorsEntry>& entries) {
   std::sort(entries.begin(), entries.end(),
-            [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-              const size_t x = safetensors_element_size(a.dtype);
-              const size_t y = safetensors_element_size(b.dtype);
-              return x != y ? x > y : a.name < b.name;
-            });
-}
-
-void require_names(const std::vector<SafetensorsEntry>& entries) {
-  std::vector<const std::string*> names;
-  for (const SafetensorsEntry& entry : entries) names.push_back(&entry.name);
-  const auto less = [](const std::string* a, const std::string* b) { return *a < *b; };
-  std::sort(names.begin(), names.end(), less);
-  const auto twice =
-      std::adjacent_find(names.begin(), names.end(),
-                         [](const std::string* a, const std::string* b) { return *a == *b; });
-  if (twice != names.end()) {
-    throw UsageError(
-        fmt::format("safetensors: two tensors are called {}", printable_name(**twice)));
+            [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return a.name < b.name; });
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].name == kMetadataKey) {
+      throw UsageError(fmt::format("safetensors: no tensor may be called {}", kMetadataKey));
+    }
+    if (i > 0 && entries[i].name == entries[i - 1].name) {
+      throw UsageError(
+          fmt::format("safetensors: two tensors are called {}", printable_name(entries[i].name)));
+    }
   }
-  static const std::string kReserved(kMetadataKey);
-  if (std::binary_search(names.begin(), names.end(), &kReserved, less)) {
-    throw UsageError("safetensors: no tensor may be called __metadata__");
+  auto begin = entries.begin();
+  for (const size_t bytes : {8, 4, 2}) {
+    begin = std::stable_partition(begin, entries.end(), [&](const SafetensorsEntry& entry) {
+      return safetensors_element_size(entry.dtype) == bytes;
+    });
   }
 }
 
@@ -130,7 +124,6 @@ std::string printable_name(const std::string& name) {
 
 std::string encode_safetensors_header(SafetensorsHeader& header) {
   sort_entries(header.entries);
-  require_names(header.entries);
   std::string text = "{";
   if (!header.metadata.empty()) text += metadata_text(header.metadata);
   uint64_t offset = 0;
