@@ -8,8 +8,8 @@
 // Threads: call from the thread that trains. Everything here marked [collective] is entered by all
 // ranks; a failure on one rank is an exception on every rank, naming that rank and the cause.
 // Cost: a save writes 12 bytes a parameter for Adam in fp32, each rank its own rows, with one small
-// exchange between ranks; a load reads the rows it needs into fresh tensors and takes them over only
-// when every rank has verified its own: a failed load changes nothing.
+// exchange between ranks; a load reads the rows it needs into fresh tensors and takes them over
+// only when every rank has verified its own: a failed load changes nothing.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -30,10 +30,14 @@
 
 namespace tessera {
 
+namespace checkpoint {
+class ContextBuilder;
+}
+
 enum class StateDictKind {
   kSharded,  // one file a rank, rows of each tensor; loads at any world size
-  kFull,     // whole tensors under plain names; loads at any world size, any safetensors tool reads it
-  kLocal,    // each rank's tensors as they are; loads only at the same layout and world size
+  kFull,  // whole tensors under plain names; loads at any world size, any safetensors tool reads it
+  kLocal,  // each rank's tensors as they are; loads only at the same layout and world size
 };
 
 enum class DtypePolicy {
@@ -41,7 +45,8 @@ enum class DtypePolicy {
   kConvert,  // convert at load, report each tensor
 };
 
-// The only source of truth for the form of a state dict. Immutable: each setter returns a new value.
+// The only source of truth for the form of a state dict. Immutable: each setter returns a new
+// value.
 class CkptSpec {
  public:
   CkptSpec();
@@ -81,7 +86,10 @@ class CkptSpec {
 class SaveOptions {
  public:
   // fsync every file and directory before the checkpoint is published (the default).
-  SaveOptions& sync(bool value) { sync_ = value; return *this; }
+  SaveOptions& sync(bool value) {
+    sync_ = value;
+    return *this;
+  }
   bool sync() const { return sync_; }
 
  private:
@@ -90,10 +98,16 @@ class SaveOptions {
 
 class LoadOptions {
  public:
-  LoadOptions& verify(bool value) { verify_ = value; return *this; }  // check every block's hash
+  LoadOptions& verify(bool value) {
+    verify_ = value;
+    return *this;
+  }  // check every block's hash
   bool verify() const { return verify_; }
   // Loads a checkpoint without this optimizer's state and leaves the optimizer as it is.
-  LoadOptions& allow_fresh_optimizer(bool value) { fresh_optimizer_ = value; return *this; }
+  LoadOptions& allow_fresh_optimizer(bool value) {
+    fresh_optimizer_ = value;
+    return *this;
+  }
   bool allow_fresh_optimizer() const { return fresh_optimizer_; }
 
  private:
@@ -128,7 +142,9 @@ class TrainState {
     std::function<void(const ItemValue&)> set;
   };
   const std::map<std::string, Item>& items() const { return items_; }
-  const std::map<std::string, torch::optim::LRScheduler*>& schedulers() const { return schedulers_; }
+  const std::map<std::string, torch::optim::LRScheduler*>& schedulers() const {
+    return schedulers_;
+  }
   const StateFactory& state_factory() const { return factory_; }
 
  private:
@@ -146,9 +162,15 @@ enum class Placement {
   kPerRank,     // different on each rank, stored for each
 };
 
+enum class StateRole { kParameter, kBuffer, kOptimizer, kRng };
+
 struct StateEntry {
-  std::string key;        // e.g. model.<fqn>, optim.state.<fqn>.<state key>
-  torch::Tensor tensor;   // live, this rank's part; contiguous
+  std::string key;  // e.g. model.<fqn>, optim.state.<fqn>.<state key>
+  StateRole role = StateRole::kParameter;
+  std::string name;            // the parameter's or buffer's name, where there is one
+  std::string state_key;       // of optimizer state, as its own serialize() names it
+  torch::Tensor tensor;        // live, this rank's part; undefined where `integer` is set
+  std::string dtype;           // as in safetensors
   std::vector<int64_t> shape;  // global
   Placement placement = Placement::kReplicated;
   int64_t row_begin = 0;
@@ -166,11 +188,11 @@ class StateDictContext {
   // Everything that is not a tensor (param groups, schedulers, items), as JSON text; equal on all
   // ranks.
   const std::string& scalars_json() const { return scalars_json_; }
-  // Tensors of `optim.state.<fqn>.` of one parameter, by state key.
+  // The entries whose keys begin with `prefix`, e.g. "optim.state.<fqn>.".
   std::vector<const StateEntry*> entries_of(const std::string& prefix) const;
 
  private:
-  friend StateDictContext make_state_dict_context(const TrainState&, const CkptSpec&);
+  friend class checkpoint::ContextBuilder;
   CkptSpec spec_;
   std::vector<StateEntry> entries_;
   std::string scalars_json_;
@@ -185,8 +207,9 @@ struct LoadReport {
   std::string path;
   StateDictKind stored_kind = StateDictKind::kSharded;
   int stored_world_size = 1;
-  std::vector<std::string> notes;   // conversions, states removed or created, rank-0 buffers taken, ...
-  uint64_t bytes_read = 0;          // by this rank
+  std::vector<std::string>
+      notes;                // conversions, states removed or created, rank-0 buffers taken, ...
+  uint64_t bytes_read = 0;  // by this rank
 };
 
 // Saves into the new directory `path`; it appears complete or not at all. [collective]
@@ -194,7 +217,8 @@ void save_checkpoint(const std::string& path, const TrainState& state, const Ckp
                      int64_t step, const SaveOptions& options = {});
 
 // Validates everything on all ranks first: all mismatches come in one LayoutError and nothing has
-// changed. Damaged data is a CorruptionError naming file and tensor, and nothing has changed. [collective]
+// changed. Damaged data is a CorruptionError naming file and tensor, and nothing has changed.
+// [collective]
 LoadReport load_checkpoint(const std::string& path, TrainState& state, const CkptSpec& spec,
                            const LoadOptions& options = {});
 
@@ -205,11 +229,20 @@ void assert_step_present(const torch::optim::Optimizer& optimizer, const Sharded
 // Checkpoints of one run: `step-00000060` directories under one root.
 class CheckpointerOptions {
  public:
-  CheckpointerOptions& keep_last(int64_t value) { keep_last_ = value; return *this; }  // 0: all
+  CheckpointerOptions& keep_last(int64_t value) {
+    keep_last_ = value;
+    return *this;
+  }  // 0: all
   int64_t keep_last() const { return keep_last_; }
-  CheckpointerOptions& save(SaveOptions value) { save_ = value; return *this; }
+  CheckpointerOptions& save(SaveOptions value) {
+    save_ = value;
+    return *this;
+  }
   const SaveOptions& save() const { return save_; }
-  CheckpointerOptions& load(LoadOptions value) { load_ = value; return *this; }
+  CheckpointerOptions& load(LoadOptions value) {
+    load_ = value;
+    return *this;
+  }
   const LoadOptions& load() const { return load_; }
 
  private:
@@ -225,7 +258,8 @@ class Checkpointer {
   // Returns the directory that was published. [collective]
   std::string save(int64_t step, const TrainState& state);
   // The newest checkpoint that is complete and loads, by save sequence; its step, or nothing where
-  // the root holds none. Checkpoints passed over are reported; a damaged one is moved aside. [collective]
+  // the root holds none. Checkpoints passed over are reported; a damaged one is moved aside.
+  // [collective]
   std::optional<int64_t> load_latest(TrainState& state);
   const LoadReport& last_report() const { return report_; }
 

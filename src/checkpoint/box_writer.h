@@ -1,0 +1,26 @@
+// Writes this rank's boxes into a file, hashing every block while it is in the cache.
+//
+// Threads: one a file. Cost: one pass over the data, no copy of tensors on the CPU.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "checkpoint/file_plan.h"
+#include "io/file_system.h"
+
+namespace tessera::checkpoint {
+
+// Creates `file` in `directory`, reserves its space and writes the header; returns it open.
+std::unique_ptr<io::File> create_planned(io::FileSystem& files, const std::string& directory,
+                                         const PlannedFile& file);
+
+// Writes the boxes; appends the hashes of each box's blocks, box after box.
+void write_boxes(io::File& out, const PlannedFile& file, const std::vector<StateEntry>& entries,
+                 std::vector<uint64_t>& hashes);
+
+// A new file with this content.
+void write_new_file(io::FileSystem& files, const std::string& path, const std::string& content,
+                    bool sync);
+
+}  // namespace tessera::checkpoint

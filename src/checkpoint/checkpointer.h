@@ -1,0 +1,23 @@
+// Finding the checkpoint to resume from, over all ranks.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "checkpoint/live_state.h"
+#include "io/file_system.h"
+
+namespace tessera::checkpoint {
+
+// Saves root/step-<step> and removes what `keep_last` does not keep. [collective]
+std::string save_step(io::FileSystem& files, const std::string& root, const LiveState& state,
+                      const CkptSpec& spec, int64_t step, const CheckpointerOptions& options);
+
+// Loads the newest checkpoint that is whole; sets damaged ones aside. Nothing where there is none.
+// CorruptionError where there are only damaged ones: starting over must be the user's decision.
+// [collective]
+std::optional<LoadReport> load_newest(io::FileSystem& files, const std::string& root,
+                                      const LiveState& state, const CkptSpec& spec,
+                                      const LoadOptions& options);
+
+}  // namespace tessera::checkpoint

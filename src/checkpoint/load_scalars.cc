@@ -1,0 +1,123 @@
+#include <c10/util/StringUtil.h>
+#include <torch/torch.h>
+
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/keys.h"
+#include "checkpoint/load_plan.h"
+#include "checkpoint/scheduler_access.h"
+#include "io/checksum.h"
+#include "tessera/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+using Json = nlohmann::json;
+
+std::optional<ItemValue> item_value(const Json& json, const std::string& what) {
+  const c10::IValue value = decode_value(json, what);
+  if (value.isBool()) return value.toBool();
+  if (value.isInt()) return value.toInt();
+  if (value.isDouble()) return value.toDouble();
+  if (value.isString()) return value.toStringRef();
+  return std::nullopt;
+}
+
+const char* type_name(const ItemValue& value) {
+  constexpr const char* kNames[] = {"bool", "integer", "double", "text"};
+  return kNames[value.index()];
+}
+
+Json section(const Json& scalars, const char* name) {
+  const auto found = scalars.find(name);
+  return found != scalars.end() && found->is_object() ? *found : Json::object();
+}
+
+}  // namespace
+
+void ScalarLoad::plan(LoadPlan& plan, const StateDictContext& context) {
+  if (plan.spec.with_rng()) plan_rng(plan);
+  if (!plan.spec.with_items()) return;
+  const Json stored = Json::parse(plan.manifest.scalars_json);
+  const Json live = Json::parse(context.scalars_json());
+  plan_named(plan, stored, live);
+}
+
+void ScalarLoad::plan_rng(LoadPlan& plan) {
+  generator_ = plan.state.generator;
+  if (!generator_.defined()) return;
+  const StoredTensor* stored = plan.manifest.find(rng_key(plan.spec));
+  if (!stored) {
+    plan.problems.push_back("'" + rng_key(plan.spec) + "': missing in the checkpoint");
+    return;
+  }
+  if (plan.manifest.head.world_size == plan.state.world_size()) {
+    if (stored->dtype != "U8" || stored->shape.size() != 1) {
+      plan.problems.push_back("'" + stored->key + "' is no generator state");
+      return;
+    }
+    generator_state_ =
+        plan.reserve(*stored, {0, stored->rows()}, stored->shape, torch::kUInt8, torch::kCPU);
+    return;
+  }
+  // The hash of all hashes stands for the whole saved state, its generators included.
+  const uint64_t parts[] = {plan.manifest.hashes_hash,
+                            static_cast<uint64_t>(plan.manifest.head.step),
+                            static_cast<uint64_t>(plan.state.rank())};
+  seed_ = io::hash_bytes(parts, sizeof(parts));
+  plan.notes.push_back(
+      c10::str("random numbers: ", plan.manifest.head.world_size, " ranks saved their generators, ",
+               plan.state.world_size(),
+               " load; every rank starts from a seed made of the saved state, step and rank"));
+}
+
+void ScalarLoad::plan_named(LoadPlan& plan, const Json& stored, const Json& live) {
+  const Json schedulers = section(stored, "schedulers");
+  for (const auto& [name, scheduler] : plan.state.schedulers) {
+    const auto found = schedulers.find(name);
+    if (found == schedulers.end() || !found->is_number_integer())
+      plan.problems.push_back("scheduler '" + name + "': missing in the checkpoint");
+    else
+      schedulers_.emplace_back(scheduler, found->get<int64_t>());
+  }
+  for (const auto& [name, value] : schedulers.items())
+    if (!plan.state.schedulers.contains(name))
+      plan.notes.push_back("scheduler '" + name + "' of the checkpoint is not used here");
+  const Json items = section(stored, "items");
+  const Json live_items = section(live, "items");
+  for (const auto& [name, item] : plan.state.items) {
+    const auto found = items.find(name);
+    if (found == items.end()) {
+      plan.problems.push_back("item '" + name + "': missing in the checkpoint");
+      continue;
+    }
+    const auto value = item_value(*found, "item '" + name + "'");
+    const auto current = item_value(live_items.at(name), "item '" + name + "'");
+    if (!value || value->index() != current->index())
+      plan.problems.push_back(c10::str("item '", name, "' is ",
+                                       value ? type_name(*value) : "something else",
+                                       " in the checkpoint, ", type_name(*current), " here"));
+    else
+      items_.emplace_back(&item, *value);
+  }
+  for (const auto& [name, value] : items.items())
+    if (!plan.state.items.contains(name))
+      plan.notes.push_back(
+          c10::str("item '", name, "' of the checkpoint is not used here: ", value.dump()));
+}
+
+void ScalarLoad::commit() {
+  for (const auto& [scheduler, step] : schedulers_) set_scheduler_step(*scheduler, step);
+  if (generator_.defined() && (generator_state_.defined() || seed_)) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    if (generator_state_.defined())
+      generator_.set_state(generator_state_);
+    else
+      generator_.set_current_seed(*seed_);
+  }
+  for (const auto& [item, value] : items_) item->set(value);
+}
+
+}  // namespace tessera::checkpoint

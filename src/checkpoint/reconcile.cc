@@ -1,0 +1,366 @@
+#include "checkpoint/reconcile.h"
+
+#include <c10/util/StringUtil.h>
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoint/agree.h"
+#include "checkpoint/context.h"
+#include "checkpoint/file_plan.h"
+#include "checkpoint/host_bytes.h"
+#include "checkpoint/manifest.h"
+#include "io/checksum.h"
+#include "tessera/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+uint64_t hash_text(const std::string& text) { return io::hash_bytes(text.data(), text.size()); }
+
+uint64_t content_hash(const StateEntry& entry) {
+  const auto hash = [](const HostBytes& bytes) {
+    return io::hash_bytes(bytes.data(), bytes.size());
+  };
+  if (entry.integer) return io::hash_bytes(&*entry.integer, sizeof(*entry.integer));
+  return hash(HostBytes(entry.tensor));
+}
+
+bool is_buffer(const StateEntry& entry) { return entry.role == StateRole::kBuffer; }
+
+bool stored_once(const StateEntry& entry) { return entry.placement == Placement::kReplicated; }
+
+// What one rank says about an entry in the second exchange.
+struct Detail {
+  std::string dtype;
+  char placement = 0;
+  bool buffer = false;
+  bool integer = false;
+  int64_t value = 0;      // of an integer
+  bool rows_fit = false;  // the tensor has the rows that this rank holds of its parameter
+  std::vector<int64_t> global_shape;
+  std::vector<int64_t> local_shape;
+  uint64_t hash = 0;
+};
+
+bool rows_fit(const StateEntry& entry, const LiveState& state) {
+  if (entry.role != StateRole::kOptimizer || entry.integer) return false;
+  if (entry.placement == Placement::kSharded) return true;
+  for (const ShardedParameter& parameter : state.parameters)
+    if (parameter.fqn == entry.name)
+      return entry.tensor.sizes() == parameter.leaf.sizes() ||
+             (entry.tensor.dim() >= 1 && parameter.leaf.dim() >= 1 &&
+              entry.tensor.size(0) == parameter.leaf.size(0));
+  return false;
+}
+
+void add_detail(MessageWriter& out, const StateEntry& entry, const LiveState& state) {
+  out.add_text(entry.key).add_text(entry.dtype).add(static_cast<char>(entry.placement));
+  out.add(is_buffer(entry))
+      .add(entry.integer.has_value())
+      .add(entry.integer.value_or(0))
+      .add(rows_fit(entry, state));
+  out.add_list(entry.shape);
+  out.add_list(entry.integer ? std::vector<int64_t>{} : entry.tensor.sizes().vec());
+  out.add(entry.placement == Placement::kSharded ? uint64_t{0} : content_hash(entry));
+}
+
+std::map<std::string, Detail> read_details(const std::string& message) {
+  MessageReader in(message);
+  std::map<std::string, Detail> details;
+  for (auto count = in.get<uint64_t>(); count > 0; --count) {
+    const std::string key = in.get_text();
+    Detail& detail = details[key];
+    detail.dtype = in.get_text();
+    detail.placement = in.get<char>();
+    detail.buffer = in.get<bool>();
+    detail.integer = in.get<bool>();
+    detail.value = in.get<int64_t>();
+    detail.rows_fit = in.get<bool>();
+    detail.global_shape = in.get_list<int64_t>();
+    detail.local_shape = in.get_list<int64_t>();
+    detail.hash = in.get<uint64_t>();
+  }
+  return details;
+}
+
+// Compares one entry over the ranks.
+class EntryComparison {
+ public:
+  EntryComparison(const std::string& key, const std::vector<std::map<std::string, Detail>>& ranks)
+      : key_(key) {
+    for (const auto& rank : ranks) {
+      const auto found = rank.find(key);
+      details_.push_back(found == rank.end() ? nullptr : &found->second);
+    }
+  }
+
+  // The placement that all ranks shall use, or a complaint.
+  std::optional<Placement> placement(std::string& complaint) const {
+    for (size_t r = 0; r < details_.size(); ++r) {
+      if (!details_[r]) return complain(complaint, present_text());
+      const Detail& mine = *details_[r];
+      const Detail& first = *details_[0];
+      if (mine.dtype != first.dtype || mine.integer != first.integer)
+        return complain(complaint, c10::str("has the dtype ", first.dtype, " on rank 0 and ",
+                                            mine.dtype, " on rank ", r));
+      if (mine.integer && mine.value != first.value)
+        return complain(
+            complaint, c10::str("is ", first.value, " on rank 0 and ", mine.value, " on rank ", r));
+    }
+    const Detail& first = *details_[0];
+    const bool same_placement =
+        all([&](const Detail& d) { return d.placement == first.placement; });
+    const bool same_shape =
+        all([&](const Detail& d) { return d.local_shape == first.local_shape; });
+    const bool same_global =
+        all([&](const Detail& d) { return d.global_shape == first.global_shape; });
+    const auto agreed = static_cast<Placement>(first.placement);
+    if (same_placement && agreed != Placement::kReplicated && same_global) return agreed;
+    const bool same_value = all([&](const Detail& d) { return d.hash == first.hash; });
+    if (same_placement && same_shape && same_value) return agreed;
+    if (same_shape && all([](const Detail& d) { return d.buffer; })) return Placement::kPerRank;
+    if (all([](const Detail& d) { return d.rows_fit; })) return Placement::kSharded;
+    if (!same_placement && same_shape) return Placement::kReplicated;
+    return complain(complaint, same_shape
+                                   ? "differs between ranks, but a value that is not sharded must "
+                                     "be equal on all"
+                                   : "has another shape on each rank, but not that of the "
+                                     "parameter's rows");
+  }
+
+ private:
+  template <typename Predicate>
+  bool all(Predicate predicate) const {
+    for (const Detail* detail : details_)
+      if (!predicate(*detail)) return false;
+    return true;
+  }
+
+  std::optional<Placement> complain(std::string& complaint, const std::string& what) const {
+    complaint = c10::str("'", key_, "' ", what);
+    return std::nullopt;
+  }
+
+  std::string present_text() const {
+    std::string on, off;
+    for (size_t r = 0; r < details_.size(); ++r) {
+      std::string& list = details_[r] ? on : off;
+      list += c10::str(list.empty() ? "" : ", ", r);
+    }
+    return c10::str("exists on rank ", on, " but not on rank ", off);
+  }
+
+  const std::string& key_;
+  std::vector<const Detail*> details_;
+};
+
+[[noreturn]] void throw_differences(const std::vector<std::string>& complaints) {
+  std::string text =
+      c10::str("the ranks hold different states (", complaints.size(), " differences):");
+  for (const std::string& complaint : complaints) text += "\n  " + complaint;
+  throw LayoutError(text);
+}
+
+// The entry as sharded over its parameter's rows.
+void make_sharded(StateEntry& entry, const LiveState& state) {
+  for (const ShardedParameter& parameter : state.parameters) {
+    if (parameter.fqn != entry.name) continue;
+    if (entry.tensor.sizes() == parameter.leaf.sizes())
+      entry.shape = parameter.shape;
+    else
+      entry.shape[0] = parameter.shape.empty() ? 1 : parameter.shape[0];
+    entry.row_begin = parameter.row_begin;
+    entry.row_end = parameter.row_end;
+  }
+  entry.placement = Placement::kSharded;
+}
+
+void settle(StateEntry& entry, Placement placement, const LiveState& state) {
+  if (entry.placement == placement) return;
+  if (placement == Placement::kSharded) return make_sharded(entry, state);
+  entry.placement = placement;
+  entry.shape = entry.tensor.sizes().vec();
+}
+
+// The second exchange: every rank tells everything about its entries.
+void settle_differences(const LiveState& state, StateDictContext& context) {
+  std::vector<StateEntry>& entries = ContextBuilder::entries(context);
+  const auto messages = agree(*state.communicator, "comparing the state of the ranks", [&] {
+    MessageWriter out;
+    out.add(static_cast<uint64_t>(entries.size()));
+    for (const StateEntry& entry : entries) add_detail(out, entry, state);
+    return out.take();
+  });
+  std::vector<std::map<std::string, Detail>> ranks;
+  std::set<std::string> keys;
+  for (const std::string& message : messages) {
+    ranks.push_back(read_details(message));
+    for (const auto& [key, detail] : ranks.back()) keys.insert(key);
+  }
+  std::map<std::string, Placement> settled;
+  std::vector<std::string> complaints;
+  for (const std::string& key : keys) {
+    std::string complaint;
+    if (const auto placement = EntryComparison(key, ranks).placement(complaint))
+      settled[key] = *placement;
+    else
+      complaints.push_back(complaint);
+  }
+  if (!complaints.empty()) throw_differences(complaints);
+  for (StateEntry& entry : entries) settle(entry, settled.at(entry.key), state);
+}
+
+std::string structure_text(const std::vector<StateEntry>& entries) {
+  std::string text;
+  for (const StateEntry& entry : entries) {
+    text += c10::str(entry.key, "|", entry.dtype, "|", static_cast<int>(entry.placement), "|",
+                     entry.integer.has_value(), "|");
+    for (const int64_t size : entry.shape) text += c10::str(size, ",");
+    text += "\n";
+  }
+  return text;
+}
+
+// What a rank says in the first exchange.
+struct Summary {
+  std::string path;
+  int64_t step = 0;
+  std::string spec;  // one "field=value" a line
+  uint64_t scalars = 0;
+  uint64_t structure = 0;
+  uint64_t replicated = 0;
+  std::vector<uint64_t> buffers;
+  uint64_t layout = 0;
+  uint64_t bytes = 0;
+
+  std::string encode() const {
+    MessageWriter out;
+    out.add_text(path).add(step).add_text(spec).add(scalars);
+    out.add(structure).add(replicated).add_list(buffers).add(layout).add(bytes);
+    return out.take();
+  }
+  static Summary decode(const std::string& message) {
+    MessageReader in(message);
+    Summary summary;
+    summary.path = in.get_text();
+    summary.step = in.get<int64_t>();
+    summary.spec = in.get_text();
+    summary.scalars = in.get<uint64_t>();
+    summary.structure = in.get<uint64_t>();
+    summary.replicated = in.get<uint64_t>();
+    summary.buffers = in.get_list<uint64_t>();
+    summary.layout = in.get<uint64_t>();
+    summary.bytes = in.get<uint64_t>();
+    return summary;
+  }
+};
+
+Summary summarize(const LiveState& state, const CkptSpec& spec, const StateDictContext& context) {
+  Summary summary;
+  for (const auto& [name, value] : spec.fields()) summary.spec += name + "=" + value + "\n";
+  summary.scalars = hash_text(context.scalars_json());
+  summary.structure = hash_text(structure_text(context.entries()));
+  MessageWriter replicated;
+  for (const StateEntry& entry : context.entries()) {
+    if (!stored_once(entry)) continue;
+    if (is_buffer(entry))
+      summary.buffers.push_back(content_hash(entry));
+    else
+      replicated.add(content_hash(entry));
+  }
+  summary.replicated = hash_text(replicated.take());
+  summary.layout = local_layout(state);
+  for (const PlannedFile& file : plan_files(context.entries(), spec.kind(), state.rank()))
+    if (!file.shared || state.rank() == 0) summary.bytes += file.bytes;
+  return summary;
+}
+
+void check_same_request(const std::vector<Summary>& ranks) {
+  const Summary& first = ranks[0];
+  for (size_t r = 1; r < ranks.size(); ++r) {
+    if (ranks[r].path != first.path)
+      throw UsageError(c10::str("rank ", r, " saves to '", ranks[r].path, "', rank 0 to '",
+                                first.path, "': all ranks must give the same path"));
+    if (ranks[r].step != first.step)
+      throw UsageError(
+          c10::str("rank ", r, " saves step ", ranks[r].step, ", rank 0 step ", first.step));
+    if (ranks[r].spec != first.spec)
+      throw UsageError(c10::str("rank ", r, " saves with another CkptSpec than rank 0:\n",
+                                ranks[r].spec, "rank 0:\n", first.spec));
+  }
+}
+
+// Sent only where the hashes show a difference.
+void tell_scalar_differences(const LiveState& state, const StateDictContext& context) {
+  const auto texts = agree(*state.communicator, "comparing the scalars of the ranks",
+                           [&] { return context.scalars_json(); });
+  std::vector<std::string> complaints;
+  const auto first = nlohmann::json::parse(texts[0]);
+  for (size_t r = 1; r < texts.size(); ++r)
+    for (const auto& change : nlohmann::json::diff(first, nlohmann::json::parse(texts[r])))
+      complaints.push_back(c10::str("rank ", r, " differs from rank 0: ", change.dump()));
+  throw_differences(complaints);
+}
+
+// Buffers are few, so their hashes travel with the first exchange.
+void settle_buffers(const std::vector<Summary>& ranks, StateDictContext& context) {
+  size_t index = 0;
+  for (StateEntry& entry : ContextBuilder::entries(context)) {
+    if (!is_buffer(entry) || !stored_once(entry)) continue;
+    for (const Summary& rank : ranks)
+      if (rank.buffers[index] != ranks[0].buffers[index]) entry.placement = Placement::kPerRank;
+    ++index;
+  }
+}
+
+}  // namespace
+
+uint64_t local_layout(const LiveState& state) {
+  std::string text;
+  for (const ShardedParameter& parameter : state.parameters)
+    text += c10::str(parameter.fqn, "|", parameter.row_begin, "|", parameter.row_end, "\n");
+  return hash_text(text);
+}
+
+std::string join_layouts(const std::vector<uint64_t>& local) {
+  return hex64(io::hash_bytes(local.data(), local.size() * sizeof(uint64_t)));
+}
+
+SaveAgreement agree_on_save(const LiveState& state, const CkptSpec& spec, const std::string& path,
+                            int64_t step, StateDictContext& context) {
+  const auto messages = agree(*state.communicator, "preparing the save of " + path, [&] {
+    context = ContextBuilder::build(state, spec);
+    if (spec.kind() == StateDictKind::kLocal) {
+      for (StateEntry& entry : ContextBuilder::entries(context))
+        if (stored_once(entry) && !entry.integer) entry.placement = Placement::kPerRank;
+    }
+    Summary summary = summarize(state, spec, context);
+    summary.path = path;
+    summary.step = step;
+    return summary.encode();
+  });
+  std::vector<Summary> ranks;
+  for (const std::string& message : messages) ranks.push_back(Summary::decode(message));
+  check_same_request(ranks);
+  bool same_structure = true, same_values = true, same_scalars = true;
+  SaveAgreement agreement;
+  std::vector<uint64_t> layouts;
+  for (const Summary& rank : ranks) {
+    same_structure = same_structure && rank.structure == ranks[0].structure;
+    same_values = same_values && rank.replicated == ranks[0].replicated;
+    same_scalars = same_scalars && rank.scalars == ranks[0].scalars;
+    agreement.total_bytes += rank.bytes;
+    layouts.push_back(rank.layout);
+  }
+  agreement.layout = join_layouts(layouts);
+  // A difference in the entries explains one in the scalars, so it is told first.
+  if (!same_structure || !same_values) settle_differences(state, context);
+  if (same_structure) settle_buffers(ranks, context);
+  if (!same_scalars) tell_scalar_differences(state, context);
+  return agreement;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,24 @@
+// The save of one checkpoint over all ranks.
+//
+// Exchanges: 1 to compare, 1 for the directory, 1 for the boxes and hashes, 1 for the outcome. Each
+// carries the outcome of the step before it, so a failure on any rank ends the save on all of them;
+// rank 0 then removes the temporary directory. Bytes: each rank its own rows, once.
+#pragma once
+
+#include <string>
+
+#include "checkpoint/live_state.h"
+#include "io/file_system.h"
+
+namespace tessera::checkpoint {
+
+struct SaveTarget {
+  std::string path;
+  bool may_number = false;  // take path.1, path.2, ... where it exists; and write the LATEST hint
+};
+
+// Returns the directory that was published. [collective]
+std::string save_state(io::FileSystem& files, const LiveState& state, const CkptSpec& spec,
+                       const SaveTarget& target, int64_t step, const SaveOptions& options);
+
+}  // namespace tessera::checkpoint
