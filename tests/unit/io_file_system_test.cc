@@ -120,6 +120,16 @@ TEST_F(RealFiles, OffsetsThatNoFileHasAreErrors) {
   EXPECT_EQ(errno_of([&] { file->truncate(~uint64_t{0}); }), EOVERFLOW);
 }
 
+TEST_F(RealFiles, ReachesBeyondFourGigabytes) {
+  const auto file = files_.open(directory_ / "sparse", OpenMode::kCreate);
+  const uint64_t far = (uint64_t{5} << 30) + 3;
+  file->write_at(far, "end", 3);
+  EXPECT_EQ(file->size(), far + 3);
+  char back[4] = {};
+  file->read_at(far - 1, back, 4);
+  EXPECT_EQ(std::string(back, 4), std::string("\0end", 4));
+}
+
 TEST_F(RealFiles, AClosedFileSaysSo) {
   const auto file = files_.open(directory_ / "file", OpenMode::kCreate);
   file->close();
