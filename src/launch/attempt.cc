@@ -71,8 +71,7 @@ void Attempt::take_stop_signal(int signal) {
                     name, std::chrono::duration<double>(options_.grace).count()));
     begin_stopping(Ending::kRequested, signal);
   } else {
-    output_.say(
-        fmt::format("{}: the ranks are being stopped already (once more kills them)", name));
+    output_.say(fmt::format("{}: the run is ending already (once more kills what is left)", name));
   }
 }
 
@@ -175,21 +174,15 @@ void Attempt::begin_settling(Clock::time_point now) {
 }
 
 void Attempt::advance_settling(Clock::time_point now) {
-  if (kill_now_) {
-    phase_ = Phase::kDone;
-    return;
-  }
   const bool leftovers = result_.ending == Ending::kSuccess && !ranks_.groups_gone();
-  if (output_.closed() && !leftovers) {
-    phase_ = Phase::kDone;
-  } else if (now >= deadline_ && leftovers && !strays_asked_) {
+  if (now >= deadline_ && leftovers && !strays_asked_ && !kill_now_) {
     output_.say("the ranks have ended; stopping processes that they left behind");
     strays_asked_ = true;
-    begin_stopping(Ending::kSuccess, SIGTERM);
-  } else if (now >= deadline_ && (output_.drained() || !result_.stuck.empty() ||
-                                  result_.ending == Ending::kTimeLimit)) {
-    phase_ = Phase::kDone;
+    return begin_stopping(Ending::kSuccess, SIGTERM);
   }
+  const bool waited = now >= deadline_ && (output_.drained() || !result_.stuck.empty() ||
+                                           result_.ending == Ending::kTimeLimit);
+  if (kill_now_ || waited || (output_.closed() && !leftovers)) phase_ = Phase::kDone;
 }
 
 bool Attempt::all_gone() {

@@ -133,6 +133,7 @@ ResolvedProgram resolve_program(const std::string& name, const std::string& sear
 SpawnedProcess spawn(const SpawnRequest& request) {
   std::vector<std::string> storage = request.arguments;
   std::vector<char*> arguments;
+  arguments.reserve(storage.size() + 1);
   for (std::string& argument : storage) arguments.push_back(argument.data());
   arguments.push_back(nullptr);
   const std::vector<char*> environment = request.environment->pointers();

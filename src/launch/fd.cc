@@ -6,7 +6,10 @@ namespace tessera::launch {
 
 Pipe make_pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno("cannot create a pipe");
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    throw_errno(errno == EMFILE ? "cannot create a pipe (a higher limit is set by ulimit -n)"
+                                : "cannot create a pipe");
+  }
   Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
   if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) throw_errno("cannot set a pipe to non-blocking");
   return pipe;

@@ -129,6 +129,15 @@ wait
         self.assertEqual(self.finish(process)[0], 128 + signal.SIGTERM)
         self.assertFalse(is_alive(guards[0]))
 
+    def test_a_start_that_fails_half_way_leaves_nothing(self):
+        worker = self.script(publish("$$", f"{self.dir}/up-$RANK") + "exec sleep 600")
+        code, _, err = self.launch("-n", 200, worker, preexec_fn=few_files)
+        self.assertEqual(code, 125)
+        self.assertIn("Too many open files", err.decode())
+        self.assertIn("ulimit -n", err.decode())
+        # Those that had started may not have come to write their pids; none may come to it later.
+        self.wait_until(lambda: not commands_with(worker), "the end of the ranks")
+
     def test_bl85_a_rank_that_cannot_be_collected_is_named(self):
         libc = ctypes.CDLL(None, use_errno=True)
         libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -146,6 +155,23 @@ wait
         self.assertEqual(exit_code, 125, err)
         self.assertIn(f"rank 0 (pid {pid}) could not be ended even by SIGKILL", err.decode())
         os.waitpid(pid, 0x40000000)  # __WALL
+
+
+def few_files():
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+
+
+def commands_with(word):
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if word.encode() in file.read() and is_alive(pid):
+                    found.append(pid)
+        except OSError:
+            pass
+    return found
 
 
 def state(pid):
