@@ -18,8 +18,6 @@ function(tessera_torch_executable name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   tessera_apply_settings(${name})
   if(TARGET tessera_test_pch)
-    # Like the library whose precompiled header it takes; an executable would be compiled as PIE.
-    target_compile_options(${name} PRIVATE -fPIC)
     target_precompile_headers(${name} REUSE_FROM tessera_test_pch)
   endif()
 endfunction()

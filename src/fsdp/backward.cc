@@ -39,7 +39,8 @@ void Engine::register_gradient_hooks(Param& param) {
     if (!engine) {
       throw UsageError("a backward reached a sharded parameter whose tessera::Sharded no longer exists");
     }
-    engine->on_gradient(*raw);
+    // An undefined gradient (double backward) accumulates nothing.
+    if (gradient.defined()) engine->on_gradient(*raw);
     return gradient;
   });
   torch::autograd::impl::set_post_acc_grad_hooks(param.full, std::make_unique<AccumulatedHook>(weak_from_this(), param));
@@ -89,6 +90,7 @@ void Engine::install_gradient(Param& param) {
 }
 
 void Engine::on_accumulated(Param& param) {
+  if (!param.grad_installed) return;
   torch::NoGradGuard no_grad;
   FlatBuffer& buffer = *param.buffer;
   Unit& unit = *buffer.unit;

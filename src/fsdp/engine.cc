@@ -156,7 +156,8 @@ void Engine::check_full_write(FlatBuffer& buffer, const torch::Tensor& tensor, c
   const Param* param = buffer.find(tensor.storage_offset());
   throw UsageError("operator " + operation + " writes to the gathered parameter " +
                    (param ? param->fqn : buffer.unit->name) +
-                   ", where the write would be lost: write to its leaf (model->named_parameters()), or inside "
+                   ", where the write would be lost. If this is an optimizer: Build it after fully_shard(), from "
+                   "model->parameters(). Otherwise write to the leaf (model->named_parameters()), or inside "
                    "`auto full = sharded.gather(); ...; full.write_back();`");
 }
 

@@ -81,13 +81,16 @@ void take_rank0_values(UnitAssignment& assignment, comm::Communicator& comm) {
   }
 }
 
+// Below this, gathering everything at once costs nothing worth a message.
+constexpr int64_t kLargeModel = 1'000'000;
+
 void warn_about_large_unit(const fsdp::Engine& engine, bool units_by_default) {
   int64_t all = 0;
   for (const auto& param : engine.params()) all += param->numel();
   for (const auto& unit : engine.units()) {
     int64_t numel = 0;
     for (const fsdp::Param* param : unit->params) numel += param->numel();
-    if (numel * 2 <= all || engine.params().size() < 8) continue;
+    if (numel * 2 <= all || all < kLargeModel) continue;
     log::warning_rank0("unit " + unit->name + " holds " + std::to_string(numel) + " of " + std::to_string(all) +
                        " parameters, which are gathered together" +
                        (units_by_default ? "; name the units with FsdpOptions().unit<BlockImpl>()" : ""));

@@ -1,1 +1,2 @@
 // Carries the precompiled header that every torch test reuses.
+int main() { return 0; }

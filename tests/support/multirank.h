@@ -1,0 +1,55 @@
+// What every multi-rank test uses: one Runtime for the process, and comparisons with an unsharded
+// reference that each rank computes by itself.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+
+#include "tessera/fsdp.h"
+#include "tessera/runtime.h"
+
+namespace tessera::test {
+
+const Runtime& runtime();
+inline int rank() { return runtime().rank(); }
+inline int world_size() { return runtime().world_size(); }
+
+// Largest |a - b| over elements, relative to the largest |b| (absolute where b is all zero).
+inline double difference(const torch::Tensor& a, const torch::Tensor& b) {
+  EXPECT_EQ(a.sizes(), b.sizes());
+  if (a.numel() == 0) return 0;
+  const double scale = b.abs().max().item<double>();
+  return (a.to(torch::kDouble) - b.to(torch::kDouble)).abs().max().item<double>() / (scale > 0 ? scale : 1);
+}
+
+// The rows of a full tensor that a sharded parameter holds here.
+inline torch::Tensor owned_rows(const ShardedParameter& parameter, const torch::Tensor& full) {
+  if (full.dim() == 0) return parameter.leaf.dim() == 0 ? full : full.reshape({1}).narrow(0, 0, 0);
+  return full.narrow(0, parameter.row_begin, parameter.row_end - parameter.row_begin);
+}
+
+// Gradients and values of `sharded` against an unwrapped twin; 0 tolerance means equal bits.
+inline void expect_same_gradients(const Sharded& sharded, torch::nn::Module& reference, double tolerance,
+                                  const std::string& what) {
+  const auto named = reference.named_parameters();
+  for (const ShardedParameter& parameter : sharded.parameters()) {
+    const torch::Tensor expected = named[parameter.fqn].grad();
+    const torch::Tensor actual = parameter.leaf.grad();
+    ASSERT_EQ(actual.defined(), expected.defined()) << what << ": gradient of " << parameter.fqn;
+    if (!expected.defined()) continue;
+    EXPECT_LE(difference(actual, owned_rows(parameter, expected)), tolerance) << what << ": gradient of " << parameter.fqn;
+  }
+}
+
+inline void expect_same_values(const Sharded& sharded, torch::nn::Module& reference, double tolerance,
+                               const std::string& what) {
+  torch::NoGradGuard no_grad;
+  const auto named = reference.named_parameters();
+  for (const ShardedParameter& parameter : sharded.parameters()) {
+    EXPECT_LE(difference(parameter.leaf, owned_rows(parameter, named[parameter.fqn])), tolerance) << what << ": " << parameter.fqn;
+  }
+}
+
+}  // namespace tessera::test
