@@ -69,6 +69,8 @@ std::shared_ptr<comm::Communicator> connect(Backend backend, const comm::RankEnv
   if (environment.local_world_size != environment.world_size) {
     reason = "the ranks are on several hosts";
   } else if (auto shm = comm::make_shm(store, place, timeout, reason)) {
+    // Where rank 0 hosts the store, it ends with this function: by then all must have read it.
+    shm->barrier();
     return shm;
   }
   if (backend == Backend::kShm) throw CommError("backend shm cannot be used: " + reason);
