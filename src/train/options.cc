@@ -273,6 +273,8 @@ ParsedCommand parse_command(int argc, const char* const* argv) {
                "tessera-train");
   app.require_subcommand(1);
   app.footer(kFooter);
+  // A script may append to flags that it was given.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   Flags flags;
   CLI::App* gpt = add_gpt(app, flags);
   CLI::App* wordvec = add_wordvec(app, flags);

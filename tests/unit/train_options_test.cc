@@ -91,6 +91,19 @@ TEST(ParseCommand, EveryFlag) {
   EXPECT_EQ(options.log_every, 5);
 }
 
+TEST(ParseCommand, LastOfARepeatedFlagCounts) {
+  const ParsedCommand parsed =
+      parse({"gpt",     "--data",      "x",      "--data",   "y",      "--batch",  "4",
+             "--batch", "5",           "--kind", "full",     "--kind", "local",    "--optimizer",
+             "sgd",     "--optimizer", "adam",   "--preset", "30m",    "--preset", "tiny"});
+  ASSERT_TRUE(parsed.options) << parsed.text;
+  EXPECT_EQ(parsed.options->data, "y");
+  EXPECT_EQ(parsed.options->batch, 5);
+  EXPECT_EQ(parsed.options->kind, CheckpointKind::kLocal);
+  EXPECT_EQ(parsed.options->optimizer, OptimizerKind::kAdam);
+  EXPECT_EQ(std::get<GptOptions>(parsed.options->model).width, 64);
+}
+
 struct BadCase {
   std::vector<const char*> arguments;
   const char* said;

@@ -1,0 +1,47 @@
+// The checkpoints of one training run: what belongs to its state, and whether a stored one fits.
+//
+// Threads: one. Cost: that of Checkpointer; nothing a step.
+// Errors: AgreedFailure where a checkpoint cannot be written, or is of another run.
+#pragma once
+
+#include <tessera/checkpoint.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "options.h"
+
+namespace tessera::train {
+
+class RunCheckpoints {
+ public:
+  using Identity = std::vector<std::pair<std::string, ItemValue>>;
+
+  // `position` is the number of samples consumed: saved, and set by `resume`. It and the optimizer
+  // must outlive this object.
+  RunCheckpoints(const TrainOptions& options, const Runtime& runtime, const Sharded& sharded,
+                 torch::optim::Optimizer& optimizer, Identity identity, int64_t& position);
+  RunCheckpoints(const RunCheckpoints&) = delete;
+  RunCheckpoints& operator=(const RunCheckpoints&) = delete;
+
+  // Loads the newest checkpoint; its step, or nothing where there is none. [collective]
+  std::optional<int64_t> resume();
+  // Returns the directory. [collective]
+  std::string save(int64_t step);
+
+  const LoadReport& load_report() const { return checkpointer_.last_report(); }
+
+ private:
+  void require_same_run(const std::string& path) const;
+
+  Identity identity_;
+  std::map<std::string, ItemValue> stored_;
+  TrainState state_;
+  Checkpointer checkpointer_;
+};
+
+}  // namespace tessera::train
