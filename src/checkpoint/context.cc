@@ -108,16 +108,18 @@ class Builder {
   // By parameter, in the order of `parameters`: the optimizer's own order is that of a hash table.
   std::vector<ArchiveValues> read_states(const torch::optim::Optimizer& optimizer,
                                          const LeafNames& leaves) {
-    std::vector<ArchiveValues> states(state_.parameters.size());
-    for (const auto& [leaf, object] : optimizer.state()) {
-      const auto found = leaves.find(leaf);
-      if (found == leaves.end())
+    for (const auto& [leaf, object] : optimizer.state())
+      if (!leaves.contains(leaf))
         throw UsageError(
             "the optimizer holds state of a tensor that is no parameter of the sharded module: it "
             "was built "
             "before fully_shard(), or its parameters were replaced; build it after fully_shard()");
-      states[found->second] =
-          OptimStateSerializer::read(*object, state_.parameters[found->second].fqn);
+    std::vector<ArchiveValues> states;
+    for (const ShardedParameter& parameter : state_.parameters) {
+      const auto found = optimizer.state().find(parameter.leaf.unsafeGetTensorImpl());
+      const bool absent = found == optimizer.state().end();
+      states.push_back(absent ? ArchiveValues{}
+                              : OptimStateSerializer::read(*found->second, parameter.fqn));
     }
     return states;
   }

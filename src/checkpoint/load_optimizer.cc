@@ -151,7 +151,8 @@ void OptimizerLoad::check_left_out(LoadPlan& plan, const Json& stored) {
     if (parameter.leaf.requires_grad())
       plan.problems.push_back(text);
     else
-      plan.notes.push_back(text + "; its state is kept for when it is added");
+      plan.notes.push_back(text +
+                           "; its state is kept and is used once it is in that group's params()");
   }
   for (size_t group = 0; group < stored.size(); ++group)
     if (matched_[group] == kNone && member(stored[group], "params").empty())

@@ -102,7 +102,9 @@ inline std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& caught) {
-    return caught.what();
+    // LibTorch appends a stack trace.
+    const std::string text = caught.what();
+    return text.substr(0, text.find("\nException raised from"));
   } catch (...) {
     return "not a std::exception";
   }

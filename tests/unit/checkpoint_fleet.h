@@ -158,8 +158,8 @@ MakeOptimizer make_optimizer(Options options) {
   };
 }
 
-// Parameters and optimizer state of `actual` are the rows of the unsharded `expected`; with a
-// tolerance of 0, bit for bit.
+// Parameters and optimizer state of `actual` are the rows of `expected`, which is unsharded or the
+// same part; with a tolerance of 0, bit for bit.
 inline void expect_same_state(const FleetRank& actual, const FleetRank& expected,
                               double tolerance = 0) {
   const auto expect_close = [&](const Tensor& a, const Tensor& b, const std::string& what) {
@@ -174,24 +174,27 @@ inline void expect_same_state(const FleetRank& actual, const FleetRank& expected
   for (size_t i = 0; i < expected.parameters.size(); ++i) {
     const ShardedParameter& mine = actual.parameters[i];
     const std::string& name = mine.fqn;
-    const Tensor& full = expected.parameters[i].leaf;
-    expect_close(mine.leaf.detach(), rows_of(full.detach(), mine), name);
+    const ShardedParameter& other = expected.parameters[i];
+    const Tensor& full = other.leaf;
+    const bool same_part = other.row_begin == mine.row_begin && other.row_end == mine.row_end;
+    const auto part = [&](const Tensor& whole) { return same_part ? whole : rows_of(whole, mine); };
+    expect_close(mine.leaf.detach(), part(full.detach()), name);
     if (!expected.optimizer || !actual.optimizer) continue;
     const auto want = expected.state(name), have = actual.state(name);
     ASSERT_EQ(have.size(), want.size()) << "state of " << name;
     for (const auto& [key, value] : want) {
       const std::string what = "state " + key + " of " + name;
       ASSERT_TRUE(have.contains(key)) << what;
-      const c10::IValue& other = have.at(key);
-      ASSERT_EQ(other.tagKind(), value.tagKind()) << what;
+      const c10::IValue& found = have.at(key);
+      ASSERT_EQ(found.tagKind(), value.tagKind()) << what;
       if (!value.isTensor()) {
-        EXPECT_EQ(other, value) << what;
+        EXPECT_EQ(found, value) << what;
         continue;
       }
       const Tensor& tensor = value.toTensor();
       const bool by_row = tensor.sizes() == full.sizes() ||
                           (tensor.dim() >= 1 && full.dim() >= 1 && tensor.size(0) == full.size(0));
-      expect_close(other.toTensor(), by_row ? rows_of(tensor, mine) : tensor, what);
+      expect_close(found.toTensor(), by_row ? part(tensor) : tensor, what);
     }
   }
 }
