@@ -100,7 +100,7 @@ std::optional<LoadReport> load_newest(io::FileSystem& files, const std::string& 
            c10::str("passed over ", name, ", which is damaged; ", outcome, ": ", error.what()));
     }
   }
-  if (candidates.names.empty()) return std::nullopt;
+  if (notes.empty()) return std::nullopt;
   std::string text = root + ": no checkpoint of this run is whole; remove or move it to start over";
   for (const std::string& note : notes) text += "\n  " + note;
   throw CorruptionError(text);

@@ -14,7 +14,8 @@ std::string save_step(io::FileSystem& files, const std::string& root, const Live
                       const CkptSpec& spec, int64_t step, const CheckpointerOptions& options);
 
 // Loads the newest checkpoint that is whole; sets damaged ones aside. Nothing where there is none.
-// CorruptionError where there are only damaged ones: starting over must be the user's decision.
+// CorruptionError where there are only damaged or incomplete ones: starting over must be the user's
+// decision.
 // [collective]
 std::optional<LoadReport> load_newest(io::FileSystem& files, const std::string& root,
                                       const LiveState& state, const CkptSpec& spec,

@@ -62,8 +62,7 @@ bool owner_may_run(std::string_view name) {
       !parse_number(name.substr(pid_at + 1, count - pid_at - 1), pid))
     return true;
   if (!name.substr(0, pid_at).ends_with("-" + host_name())) return true;
-  if (pid == ::getpid() || pid <= 0) return false;
-  return ::kill(pid, 0) == 0 || errno == EPERM;
+  return pid > 0 && (::kill(pid, 0) == 0 || errno == EPERM);
 }
 
 bool has_manifest(io::FileSystem& files, const std::string& directory) {
@@ -110,6 +109,10 @@ RunListing list_run(io::FileSystem& files, const std::string& root) {
       const ManifestHead head = read_manifest_head(files, path);
       listing.highest_sequence = std::max(listing.highest_sequence, head.save_sequence);
       if (is_step) listing.checkpoints.push_back({entry.name, head});
+    } catch (const IoError& error) {
+      // A disk that fails for a moment must not look like a checkpoint that is not there; one that
+      // another process has just removed is not there.
+      if (error.error_number() != ENOENT) throw;
     } catch (const Error& error) {
       if (is_step) listing.skipped.push_back(fmt::format("{}: {}", entry.name, error.what()));
     }

@@ -8,7 +8,7 @@
 //
 // Order is by save sequence from the manifests, never by name or clock.
 // Threads: reentrant. Cost: a listing reads 4 KiB of each manifest.
-// Errors: IoError. A directory that cannot be understood is skipped with a reason, never an error.
+// Errors: IoError. A directory whose content cannot be understood is skipped with a reason.
 #pragma once
 
 #include <cstdint>

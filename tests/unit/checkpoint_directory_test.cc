@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -87,17 +88,23 @@ TEST(CheckpointDirectory, ADirectoryIsNeverReused) {  // BL-51, BL-54
 TEST(CheckpointDirectory, LeftoversOfDeadProcessesAreCleanedOthersLeft) {
   TempDirectory run;
   const std::string mine = claim_temporary(files(), run.path(), "step-00000001");
+  const std::string name = mine.substr(mine.rfind('/') + 1);
+  const std::string pid = std::to_string(::getpid());
+  const auto of_process = [&](pid_t other) {
+    std::string changed = name;
+    changed.replace(changed.rfind("-" + pid + "-") + 1, pid.size(), std::to_string(other));
+    return changed;
+  };
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(dead, nullptr, 0), dead);
   // Process 1 lives for ever; another host's cannot be asked.
-  const std::string host_and_pid = mine.substr(mine.find(".saving-step-00000001-") + 22);
-  const std::string host =
-      host_and_pid.substr(0, host_and_pid.rfind('-', host_and_pid.rfind('-') - 1));
-  for (const std::string& name :
-       {".saving-step-00000002-" + host + "-1-0", std::string(".saving-x-elsewhere-77-0"),
-        std::string(".deleting-step-00000003"), std::string(".other")})
-    files().create_directories(run / name);
-  EXPECT_EQ(clean_leftovers(files(), run.path()).size(), 4U);
-  EXPECT_THAT(children(run.path()), ElementsAre(".other", ".saving-step-00000002-" + host + "-1-0",
-                                                ".saving-x-elsewhere-77-0"));
+  const std::vector<std::string> stay = {".other", name, of_process(1), ".saving-x-elsewhere-77-0"};
+  const std::vector<std::string> go = {of_process(dead), ".deleting-step-00000003"};
+  for (const auto* list : {&stay, &go})
+    for (const std::string& child : *list) files().create_directories(run / child);
+  EXPECT_EQ(clean_leftovers(files(), run.path()).size(), 5U);
+  EXPECT_THAT(children(run.path()), testing::UnorderedElementsAreArray(stay));
 }
 
 TEST(CheckpointDirectory, SetAsideKeepsEverything) {
