@@ -34,9 +34,10 @@ void write_all(int fd, std::string_view bytes, const std::string& path) {
   }
 }
 
-bool exists(const std::string& path) {
+// A device or pipe is written to as it is.
+bool is_regular_file(const std::string& path) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) == 0) return true;
+  if (::stat(path.c_str(), &status) == 0) return S_ISREG(status.st_mode);
   if (errno != ENOENT) refuse("looking at", path);
   return false;
 }
@@ -117,7 +118,7 @@ std::string to_json_line(const StepMetrics& metrics) {
 }
 
 MetricsFile::MetricsFile(std::string path, int64_t resumed_step) : path_(std::move(path)) {
-  if (exists(path_)) {
+  if (is_regular_file(path_)) {
     const std::string content = read_all(path_);
     const std::string kept = kept_lines(content, resumed_step, path_);
     if (kept.size() != content.size()) replace_content(path_, kept);

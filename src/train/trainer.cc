@@ -125,7 +125,11 @@ void Trainer::record(double loss, std::optional<double> grad_norm, double second
   if (!first_loss_) first_loss_ = loss;
   last_loss_ = loss;
   step_seconds_.push_back(seconds);
-  if (!std::isfinite(loss)) say(c10::str("warning: the loss of step ", step_, " is not finite"));
+  if (!std::isfinite(loss) && !warned_not_finite_) {
+    say(c10::str("warning: the loss of step ", step_,
+                 " is not finite; try a smaller --lr or --clip"));
+    warned_not_finite_ = true;
+  }
   const double rate = tokens_per_second(batch_ * task_->tokens_per_sample(), seconds);
   if (metrics_) {
     metrics_->append({step_, loss, rate, seconds, grad_norm, order_->epoch(position_), position_});

@@ -62,6 +62,7 @@ class Trainer {
   std::string saved_path_;
   std::optional<double> first_loss_;
   double last_loss_ = 0;
+  bool warned_not_finite_ = false;
   std::vector<double> step_seconds_;
 };
 

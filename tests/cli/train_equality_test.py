@@ -8,10 +8,10 @@ STEPS = 20
 
 
 class Equality(TrainTest):
-    def run_once(self, name, ranks, task, optimizer, *flags):
+    def run_once(self, name, ranks, task, optimizer, *flags, **kwargs):
         self.train(ranks, task, "--optimizer", optimizer, "--steps", STEPS,
                    "--metrics", self.path(name + ".jsonl"),
-                   "--save-final", self.path(name + ".safetensors"), *flags)
+                   "--save-final", self.path(name + ".safetensors"), *flags, **kwargs)
 
     def same_parameters(self, name, reference, tolerance):
         mine = read_safetensors(self.path(name + ".safetensors"))
@@ -69,6 +69,14 @@ class Ranks(Equality):
             self.run_once("sharded", 4, task, optimizer, *flags)
             self.same_losses("sharded", "plain", 1e-9)
             self.same_parameters("sharded", "plain", 1e-8)
+
+    def test_gloo(self):
+        for task, optimizer in (("gpt", "adamw"), ("wordvec", "adagrad")):
+            self.run_once("plain", 0, task, optimizer, "--plain", "--dtype", "fp64")
+            self.run_once("gloo", 3, task, optimizer, "--dtype", "fp64",
+                          env={"TESSERA_BACKEND": "gloo"})
+            self.same_losses("gloo", "plain", 1e-9)
+            self.same_parameters("gloo", "plain", 1e-8)
 
     def test_same_seed_and_ranks_are_bit_equal(self):
         for name in ("first", "second"):

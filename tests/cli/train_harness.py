@@ -100,11 +100,11 @@ class TrainTest(unittest.TestCase):
         process.stdout.close()
         process.stderr.close()
 
-    def start(self, ranks, task, *flags, data=None, small=True):
+    def start(self, ranks, task, *flags, data=None, small=True, env=None):
         """ranks 0: the program itself, without a launcher."""
         command = [] if ranks == 0 else [RUN, "--nproc", ranks, "--"]
         command += [TRAIN, task, *(SMALL[task] if small else []), "--data", data or self.data, *flags]
-        return self.start_process(command)
+        return self.start_process(command, env)
 
     def finish(self, process):
         out, err = process.communicate(timeout=DEADLINE)

@@ -109,9 +109,9 @@ class Interrupt(TrainTest):
         self.assertEqual([line["step"] for line in self.metrics("m.jsonl")],
                          list(range(1, lines + 11)))
 
-    def test_survivor_of_a_lost_rank_exits_at_once_without_saving(self):
+    def survivor_of_a_lost_rank_exits_at_once(self, backend):
         env = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-               "MASTER_PORT": str(self.free_port())}
+               "MASTER_PORT": str(self.free_port()), "TESSERA_BACKEND": backend}
         command = [TRAIN, "gpt", "--data", self.data, "--steps", ENDLESS, "--checkpoint-dir",
                    self.path("run"), "--metrics", self.path("m.jsonl")]
         ranks = [self.start_process(command, {**env, "RANK": str(r), "LOCAL_RANK": str(r)})
@@ -121,8 +121,19 @@ class Interrupt(TrainTest):
         code, _, err = self.finish(ranks[0])
         self.assertEqual(code, PEER_LOST, err)
         self.assertIn("rank 1", err)
+        self.assertEqual(err.count("tessera-train: "), 1, err)
         self.assertFalse(os.path.exists(self.path("run")) and
                          [n for n in os.listdir(self.path("run")) if n.startswith("step")])
+
+    def test_survivor_of_a_lost_rank_shm(self):
+        self.survivor_of_a_lost_rank_exits_at_once("shm")
+
+    def test_survivor_of_a_lost_rank_gloo(self):
+        self.survivor_of_a_lost_rank_exits_at_once("gloo")
+
+    def test_full_disk_under_the_metrics_ends_all_ranks(self):
+        out, err = self.train(2, "gpt", "--steps", ENDLESS, "--metrics", "/dev/full", code=1)
+        self.assertIn("/dev/full failed: No space left on device", out + err)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,12 @@ TEST_F(MetricsTest, MissingFolderNamesThePath) {
   EXPECT_THAT([&] { MetricsFile(path, 0); }, ThrowsMessage<IoError>(HasSubstr(path)));
 }
 
+TEST_F(MetricsTest, FullDiskIsAnError) {
+  MetricsFile file("/dev/full", 0);
+  EXPECT_THAT([&] { file.append(at(1)); },
+              ThrowsMessage<IoError>(AllOf(HasSubstr("/dev/full"), HasSubstr("No space left"))));
+}
+
 TEST_F(MetricsTest, FolderInPlaceOfTheFileIsAnError) {
   EXPECT_THAT([&] { MetricsFile(root_.string(), 0); },
               ThrowsMessage<IoError>(HasSubstr(root_.string())));
