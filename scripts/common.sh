@@ -1,5 +1,8 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC2034  # the scripts that source this use its variables
 # Shared by the scripts; sourced, not run. Leaves the shell in the project's root folder.
 set -euo pipefail
+CALLED_FROM="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT="$PWD"
 BUILD="${TESSERA_BUILD_DIR:-$ROOT/build}"

@@ -74,9 +74,37 @@ const Dialect* find_dialect(const Reader& reader) {
     const char* missing = has_rank ? dialect.world_size : dialect.rank;
     throw UsageError("environment variable " + std::string(present) + " is set but " + missing +
                      " is not: start the program with tessera-run (or torchrun, mpirun, srun), or "
-                     "set both; unset " + present + " to run alone");
+                     "set both; unset " +
+                     present + " to run alone");
   }
   return nullptr;
+}
+
+// Slurm's list of tasks on each node of a step, "4(x2),3": how many this node has. (The variable
+// SLURM_NTASKS_PER_NODE repeats a flag of srun, is mostly missing, and is wrong for uneven nodes.)
+std::optional<int> slurm_tasks_here(const Reader& reader) {
+  auto list = reader.text("SLURM_STEP_TASKS_PER_NODE");
+  if (!list) list = reader.text("SLURM_TASKS_PER_NODE");
+  const auto node = reader.number("SLURM_NODEID", 0, kMaxWorld);
+  if (!list || !node) return std::nullopt;
+  int nodes_left = *node;
+  const char* at = list->data();
+  const char* end = at + list->size();
+  while (at < end) {
+    int tasks = 0, repeat = 1;
+    auto parsed = std::from_chars(at, end, tasks);
+    if (parsed.ec != std::errc()) return std::nullopt;
+    at = parsed.ptr;
+    if (end - at > 2 && at[0] == '(' && at[1] == 'x') {
+      parsed = std::from_chars(at + 2, end, repeat);
+      if (parsed.ec != std::errc() || parsed.ptr == end || *parsed.ptr != ')') return std::nullopt;
+      at = parsed.ptr + 1;
+    }
+    if (nodes_left < repeat) return tasks;
+    nodes_left -= repeat;
+    if (at < end && *at++ != ',') return std::nullopt;
+  }
+  return std::nullopt;
 }
 
 void read_master(const Reader& reader, RankEnvironment& out) {
@@ -89,7 +117,8 @@ void read_master(const Reader& reader, RankEnvironment& out) {
   out.master_addr = *address;
   out.master_port = reader.number("MASTER_PORT", 1, 65535).value_or(29500);
   const auto external = reader.text("TORCHELASTIC_USE_AGENT_STORE");
-  out.store_is_external = external && (*external == "True" || *external == "true" || *external == "1");
+  out.store_is_external =
+      external && (*external == "True" || *external == "true" || *external == "1");
   out.store_prefix = "tessera/" + reader.text("TORCHELASTIC_RUN_ID").value_or("none") + "/" +
                      reader.text("TORCHELASTIC_RESTART_COUNT").value_or("0");
 }
@@ -118,6 +147,9 @@ RankEnvironment read_rank_environment(const GetEnv& get) {
   out.local_rank = reader.number(dialect->local_rank, 0, kMaxWorld).value_or(out.rank);
   out.local_world_size = reader.number(dialect->local_world_size, 1, kMaxWorld)
                              .value_or(dialect->local_world_size ? out.world_size : 1);
+  if (out.source == "Slurm") {
+    out.local_world_size = slurm_tasks_here(reader).value_or(out.local_world_size);
+  }
   if (out.local_rank >= out.local_world_size) {
     throw UsageError(std::string(dialect->local_rank) + "=" + std::to_string(out.local_rank) +
                      " is not below the number of ranks on this host, " +

@@ -4,7 +4,7 @@ if(TARGET tessera-train)
   foreach(_suite bad_input equality interrupt resume)
     add_test(NAME cli.train_${_suite}
       COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/train_${_suite}_test.py)
-    set_tests_properties(cli.train_${_suite} PROPERTIES TIMEOUT 300
+    set_tests_properties(cli.train_${_suite} PROPERTIES TIMEOUT 300 PROCESSORS 2
       ENVIRONMENT "TESSERA_RUN=$<TARGET_FILE:tessera-run>;TESSERA_TRAIN=$<TARGET_FILE:tessera-train>;PYTHONDONTWRITEBYTECODE=1")
   endforeach()
 endif()
