@@ -128,7 +128,7 @@ std::string tensor_lines(const Manifest& manifest) {
 }
 
 void add_scalar_lines(const Json& value, const std::string& path, std::string& out) {
-  if (value.is_object() && !value.empty()) {
+  if (value.is_object()) {
     for (const auto& [name, inner] : value.items())
       add_scalar_lines(inner, path.empty() ? name : path + "." + name, out);
   } else if (value.is_array() && value.size() > 8 && value[0].is_string()) {
@@ -167,7 +167,10 @@ std::string inspect_text(const Manifest& manifest, const std::string& directory)
   for (const auto& [alias, stored] : manifest.aliases)
     out += fmt::format("  {} = {}\n", alias, stored);
   std::string scalars;
-  add_scalar_lines(Json::parse(manifest.scalars_json), "", scalars);
+  Json json = Json::parse(manifest.scalars_json);
+  // They are the shapes of the parameters above.
+  if (json.contains("optimizer")) json["optimizer"].erase("shapes");
+  add_scalar_lines(json, "", scalars);
   return out + "\nscalars\n" + scalars;
 }
 
