@@ -285,6 +285,7 @@ void SharedMemory::wait_all(Counter counter, uint32_t target, const char* what) 
 }
 
 std::vector<std::string> SharedMemory::exchange_header(std::string_view header) {
+  end_write();
   // Two buffers suffice: nobody publishes round n + 2 before everybody has read round n.
   const size_t half = header_round_++ % 2;
   char* mine = control_->ranks[rank_].headers[half];
@@ -310,9 +311,17 @@ void SharedMemory::begin_write() {
 }
 
 void SharedMemory::begin_read() {
+  end_write();
+  if (!write_unsynced_) return;
+  write_unsynced_ = false;
+  wait_all(kPhase, value(rank_, kPhase), "the end of its parameter update, before reading parameters");
+}
+
+void SharedMemory::end_write() {
   if (!writing_) return;
   writing_ = false;
-  wait_all(kPhase, advance(kPhase), "the end of its parameter update, before reading parameters");
+  write_unsynced_ = true;
+  advance(kPhase);
 }
 
 void SharedMemory::leave() {

@@ -66,6 +66,9 @@ class SharedMemory {
   // writing). Both are idempotent, so that any operator may announce itself.
   void begin_write();
   void begin_read();
+  // Closes this rank's write epoch without waiting. Every collective does so first: a peer may
+  // already wait for it, and would otherwise never join.
+  void end_write();
   bool writing() const { return writing_; }
 
   // This rank's window for chunks that peers read; `window(rank)` is that of a peer.
@@ -85,6 +88,7 @@ class SharedMemory {
   const std::chrono::milliseconds timeout_;
   const int spins_;
   bool writing_ = false;
+  bool write_unsynced_ = false;  // closed here, peers not waited for yet
   uint32_t header_round_ = 0;
   std::unique_ptr<Mapping> control_mapping_;
   Control* control_ = nullptr;

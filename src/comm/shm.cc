@@ -86,7 +86,10 @@ class ShmCommunicator final : public Communicator {
   void shutdown() override { memory_->leave(); }
 
  private:
-  int begin_chunk() { return static_cast<int>(chunk_++ % 2); }
+  int begin_chunk() {
+    memory_->end_write();
+    return static_cast<int>(chunk_++ % 2);
+  }
   void finish_chunk() {
     memory_->wait_all(SharedMemory::kWindow, memory_->advance(SharedMemory::kWindow), "a collective over shared memory");
   }
