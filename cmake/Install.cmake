@@ -21,6 +21,12 @@ foreach(_tool tessera-run tessera-ckpt tessera-train)
   endif()
 endforeach()
 
+if(TARGET tessera_nccl)
+  # Programs look for it beside themselves and in ../lib.
+  set_target_properties(tessera_nccl PROPERTIES INSTALL_RPATH_USE_LINK_PATH TRUE)
+  install(TARGETS tessera_nccl LIBRARY DESTINATION lib)
+endif()
+
 configure_package_config_file(cmake/TesseraConfig.cmake.in ${CMAKE_CURRENT_BINARY_DIR}/tessera-config.cmake
   INSTALL_DESTINATION ${TESSERA_CMAKE_DIR} NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/tessera-config-version.cmake COMPATIBILITY SameMinorVersion)

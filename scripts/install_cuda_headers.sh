@@ -16,7 +16,6 @@ esac
 
 stamp="torch $TORCH_VERSION: ${packages[*]}"
 if [ -f "$target/contents" ] && [ "$(cat "$target/contents")" = "$stamp" ]; then
-  say "CUDA headers: already in $target"
   exit 0
 fi
 

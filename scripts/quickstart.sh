@@ -158,12 +158,14 @@ say "2. resuming on 3 ranks"
 start 3 "$resume_until"
 finish
 expect_resumed 3 "$saved"
+excerpt="$("$BUILD/bin/tessera-ckpt" inspect "$checkpoints" |
+  grep -E '^kind|^[0-9]+ tensors|(state\.|model\.)tokens\.weight')" || die "$checkpoints cannot be inspected: see above"
 first="$(value_of "$metrics" $((saved + 1)) loss)"
 before="$(value_of "$run/metrics-before-the-kill.jsonl" $((saved + 1)) loss)"
 if [[ -n "$before" ]]; then
   is_close "$first" "$before" 1e-4 ||
     die "step $((saved + 1)) has the loss $first on 3 ranks and had $before on 2: see $run"
-  overlap="step $((saved + 1)): loss $before on 2 ranks before the kill, $first on 3 ranks after it"
+  overlap="step $((saved + 1)) was computed twice: loss $before on 2 ranks, $first on 3"
 else
   overlap="the checkpoint was the last step before the kill"
 fi
@@ -189,13 +191,13 @@ rate() {
 }
 
 say "What happened"
-echo "   loss (one global batch, the same samples at every number of ranks):"
+echo "   loss (mean of the 10 steps up to it; the samples are the same at every number of ranks):"
 for ((i = 0; i <= 10; ++i)); do
-  step=$((i == 0 ? 1 : steps * i / 10))
+  step=$((i == 0 ? 10 : steps * i / 10))
   ranks=2
   ((step > saved)) && ranks=3
   ((step > resume_until)) && ranks=1
-  awk -v step="$step" -v loss="$(value_of "$metrics" "$step" loss)" -v ranks="$ranks" 'BEGIN {
+  awk -v step="$step" -v loss="$(mean_loss "$metrics" $((step - 9)) "$step")" -v ranks="$ranks" 'BEGIN {
     bar = sprintf("%*s", int(loss * 8), ""); gsub(/ /, "#", bar)
     printf "     step %6d  %d rank%s  %.4f  %s\n", step, ranks, ranks == 1 ? " " : "s", loss, bar}'
 done
@@ -204,9 +206,9 @@ echo "   killed: rank 1 (pid $victim) with SIGKILL after step $killed_at; launch
 echo "   resumed: on 3 ranks at step $saved, on 1 rank at step $resume_until"
 echo "   $overlap"
 echo "   checkpoint: $checkpoints"
-"$BUILD/bin/tessera-ckpt" inspect "$checkpoints" | head -n 12 | sed 's/^/     /'
-echo "     ..."
 echo "   $verified"
+echo "   from 'tessera-ckpt inspect' of the checkpoint that 3 ranks wrote at step $resume_until:"
+sed 's/^/     /' <<<"$excerpt"
 echo "   metrics: $metrics; everything the ranks printed: $log"
 bin="${BUILD#"$ROOT/"}/bin"
 cat <<END

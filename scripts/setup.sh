@@ -4,7 +4,7 @@
 #
 #   scripts/setup.sh [--tests] [--ci]
 #
-#   --tests   also what the tests use: GoogleTest, Open MPI, Python's safetensors
+#   --tests   also what the tests use: GoogleTest, Open MPI, Python's safetensors, CUDA's headers
 #   --ci      also what .ci/run uses
 #
 # TESSERA_LIBTORCH=FOLDER, or a LibTorch in CMAKE_PREFIX_PATH, is used instead of the wheel.
@@ -77,6 +77,7 @@ install_packages() {
   ((${#missing[@]} == 0)) || die "still missing after the installation: ${missing[*]}"
 }
 
+export PIP_ROOT_USER_ACTION=ignore
 # Everything goes to a temporary folder first: an interrupted installation is never taken for a whole one.
 pip_install() {
   local progress=off
@@ -123,4 +124,7 @@ install_test_python() {
 
 install_packages
 install_wheel
-if ((with_tests)); then install_test_python; fi
+if ((with_tests)); then
+  install_test_python
+  if [[ -z "${TESSERA_LIBTORCH:-}" ]]; then scripts/install_cuda_headers.sh; fi
+fi
