@@ -93,7 +93,7 @@ install_wheel() {
   find_libtorch >/dev/null && return
   [[ ! -e "$WHEEL_DIR" ]] || die "$WHEEL_DIR is damaged: remove it and run this again"
   say "installing LibTorch $TORCH_VERSION from the torch wheel (about 550 MB to download, 1.3 GB on disk)"
-  mkdir -p "$ROOT/.deps"
+  rm -rf "$ROOT"/.deps/install.*  # of a run that was killed
   local space
   space="$(df -Pk "$ROOT/.deps" | awk 'NR == 2 {print $4}')"
   ((space > 3500000)) || die "LibTorch needs 3.5 GB while it is installed, $ROOT/.deps has $((space / 1000)) MB free"
@@ -122,6 +122,10 @@ install_test_python() {
   printf '%s' "$wanted" >"$stamp"
 }
 
+mkdir -p "$ROOT/.deps"
+# Two at a time would install the same twice.
+exec 9>"$ROOT/.deps/lock"
+flock 9
 install_packages
 install_wheel
 if ((with_tests)); then
