@@ -38,18 +38,10 @@ const std::string& LoadPlan::stored_name(const std::string& name) const {
   return alias == manifest.aliases.end() ? name : alias->second;
 }
 
-std::vector<std::string> LoadPlan::names_of(const std::string& stored) const {
-  std::vector<std::string> names = {stored};
-  for (const auto& [alias, target] : manifest.aliases)
-    if (target == stored) names.push_back(alias);
-  return names;
-}
-
-const StoredTensor* ModelLoad::find(LoadPlan& plan, const StateEntry& entry) {
+const StoredTensor* ModelLoad::find(LoadPlan& plan, const StateEntry& entry,
+                                    const std::vector<std::string>& aliases) {
   std::vector<std::string> names = {entry.name};
-  for (const ShardedParameter& parameter : plan.state.parameters)
-    if (entry.role == StateRole::kParameter && parameter.fqn == entry.name)
-      names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
+  names.insert(names.end(), aliases.begin(), aliases.end());
   const StoredTensor* found = nullptr;
   for (const std::string& name : names) {
     const StoredTensor* stored = plan.manifest.find(model_key(plan.spec, plan.stored_name(name)));
@@ -122,9 +114,12 @@ void ModelLoad::check_unexpected(LoadPlan& plan) {
 }
 
 void ModelLoad::plan(LoadPlan& plan, const StateDictContext& context) {
+  std::map<std::string, std::vector<std::string>> aliases;
+  for (const ShardedParameter& parameter : plan.state.parameters)
+    aliases[parameter.fqn] = parameter.aliases;
   for (const StateEntry& entry : context.entries()) {
     if (entry.role != StateRole::kParameter && entry.role != StateRole::kBuffer) continue;
-    const StoredTensor* stored = find(plan, entry);
+    const StoredTensor* stored = find(plan, entry, aliases[entry.name]);
     if (!stored) {
       plan.problems.push_back(
           c10::str("'", entry.key, "' ", shape_text(entry.shape), ": missing in the checkpoint"));

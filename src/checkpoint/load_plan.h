@@ -39,8 +39,6 @@ struct LoadPlan {
                         torch::Device device);
   // The name under which the checkpoint stores what is called `name` there.
   const std::string& stored_name(const std::string& name) const;
-  // Every name that the checkpoint has for the parameter that it stores as `stored`.
-  std::vector<std::string> names_of(const std::string& stored) const;
 };
 
 // Parameters and buffers.
@@ -54,7 +52,8 @@ class ModelLoad {
     torch::Tensor live;
     torch::Tensor fresh;
   };
-  const StoredTensor* find(LoadPlan& plan, const StateEntry& entry);
+  const StoredTensor* find(LoadPlan& plan, const StateEntry& entry,
+                           const std::vector<std::string>& aliases);
   void plan_entry(LoadPlan& plan, const StateEntry& entry, const StoredTensor& stored);
   void check_ties(LoadPlan& plan);
   void check_unexpected(LoadPlan& plan);

@@ -55,10 +55,13 @@ class ThreadWorld {
 
 class ThreadCommunicator : public comm::Communicator {
  public:
-  ThreadCommunicator(ThreadWorld& world, int rank)
-      : Communicator(rank, world.world_size(), std::chrono::seconds(20)), world_(world) {}
+  ThreadCommunicator(ThreadWorld& world, int rank, std::chrono::milliseconds timeout)
+      : Communicator(rank, world.world_size(), timeout), world_(world) {}
   std::string_view name() const override { return "thread"; }
+  // How many all-gathers there were.
+  int exchanges() const { return exchanges_; }
   void all_gather(torch::Tensor out, const torch::Tensor& input) override {
+    ++exchanges_;
     const torch::Tensor mine = input.contiguous();
     const auto all = world_.exchange(
         rank(), std::string(static_cast<const char*>(mine.data_ptr()), mine.nbytes()), timeout());
@@ -75,18 +78,20 @@ class ThreadCommunicator : public comm::Communicator {
 
  private:
   ThreadWorld& world_;
+  int exchanges_ = 0;
 };
 
 // Runs `body` on every rank; returns what each threw, null where nothing.
 inline std::vector<std::exception_ptr> run_ranks(
-    int world_size, const std::function<void(comm::Communicator&)>& body) {
+    int world_size, const std::function<void(comm::Communicator&)>& body,
+    std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
   ThreadWorld world(world_size);
   std::vector<std::exception_ptr> errors(static_cast<size_t>(world_size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        ThreadCommunicator communicator(world, rank);
+        ThreadCommunicator communicator(world, rank, timeout);
         body(communicator);
       } catch (...) {
         errors[static_cast<size_t>(rank)] = std::current_exception();

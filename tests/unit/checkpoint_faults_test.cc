@@ -247,6 +247,51 @@ TEST_F(CheckpointFaults, AFileThatOneRankCannotOpenIsNamedOnAll) {
   }
 }
 
+// BL-55, and directories that hosts do not share.
+TEST_F(CheckpointFaults, ADirectoryThatAnotherRankCannotSeeIsNamed) {
+  struct Blind : io::ForwardingFileSystem {
+    using ForwardingFileSystem::ForwardingFileSystem;
+    bool is_directory(const std::string& path) override {
+      return --blind_looks < 0 && ForwardingFileSystem::is_directory(path);
+    }
+    int blind_looks = 3;
+  };
+  Blind late(files());  // visible after a while: no error
+  expect_no_errors(save({&files(), &late}, 1));
+  Blind never(files());
+  never.blind_looks = INT_MAX;
+  const auto errors = test::run_ranks(
+      2,
+      [&](comm::Communicator& communicator) {
+        FleetRank rank(model(), communicator.rank(), 2, kAdam);
+        io::FileSystem& used = communicator.rank() == 0 ? files() : never;
+        save_state(used, rank.live(communicator), {}, {run_ / "c", false}, 1, {});
+      },
+      std::chrono::seconds(4));
+  expect_all_failed(errors);
+  EXPECT_THAT(
+      test::message_of(errors[0]),
+      AllOf(HasSubstr("rank 1"), HasSubstr("not visible on host"), HasSubstr("all hosts share")));
+  EXPECT_THAT(children(run_.path()), testing::ElementsAre("LATEST", "step-00000001"));
+}
+
+// BL-59: a rank that saves alone fails by its deadline and leaves nothing that looks like a
+// checkpoint.
+TEST_F(CheckpointFaults, ARankThatNeverComesEndsTheSave) {
+  for (const int absent : {0, 1}) {
+    const auto errors = test::run_ranks(
+        2,
+        [&](comm::Communicator& communicator) {
+          if (communicator.rank() == absent) return;
+          FleetRank rank(model(), communicator.rank(), 2, kAdam);
+          save_state(files(), rank.live(communicator), {}, {run_ / "c", false}, 1, {});
+        },
+        std::chrono::milliseconds(300));
+    EXPECT_THROW(std::rethrow_exception(errors[static_cast<size_t>(1 - absent)]), TimeoutError);
+  }
+  EXPECT_THAT(children(run_.path()), IsEmpty());
+}
+
 // BL-53
 TEST_F(CheckpointFaults, RanksWithDifferentPathsOrStepsAreNamed) {
   const auto errors = test::run_ranks(2, [&](comm::Communicator& communicator) {

@@ -143,5 +143,36 @@ TEST(CheckpointKinds, LocalLoadsOnlyAtItsOwnLayout) {  // BL-13, BL-14, BL-16
   EXPECT_THAT(refuse(2, local, even_split, temp / "s"), HasSubstr("kind sharded"));
 }
 
+// BL-44: exchanges do not depend on the number of tensors, and nothing is quadratic in it.
+TEST(CheckpointScale, ThousandsOfSmallTensors) {
+  std::vector<int> exchanges;
+  for (const int count : {10, 3000}) {
+    TempDirectory temp;
+    std::vector<ParameterSpec> model;
+    for (int i = 0; i < count; ++i) model.push_back({c10::str("layer.", i, ".weight"), {8}});
+    const MakeOptimizer make = make_optimizer<torch::optim::Adam>(torch::optim::AdamOptions());
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<int> counts(3);
+    expect_no_errors(test::run_ranks(3, [&](comm::Communicator& communicator) {
+      FleetRank saved(model, communicator.rank(), 3, make);
+      saved.buffers.clear();
+      saved.train(0, 1);
+      const auto path = temp / "c";
+      save_state(io::real_file_system(), saved.live(communicator), {}, {path, false}, 1,
+                 SaveOptions().sync(false));
+      FleetRank loaded(model, communicator.rank(), 3, make, even_split, 3);
+      loaded.buffers.clear();
+      load_state(io::real_file_system(), path, loaded.live(communicator), {}, {});
+      expect_same_state(loaded, saved);
+      counts[static_cast<size_t>(communicator.rank())] =
+          static_cast<test::ThreadCommunicator&>(communicator).exchanges();
+    }));
+    exchanges.push_back(counts[0]);
+    // A quadratic step would take minutes; this takes about a second on an idle machine.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  }
+  EXPECT_EQ(exchanges[0], exchanges[1]);
+}
+
 }  // namespace
 }  // namespace tessera::checkpoint

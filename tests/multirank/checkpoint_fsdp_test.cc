@@ -1,0 +1,271 @@
+// Checkpoints of sharded models as users write them: every rank a process, every backend.
+#include <gmock/gmock.h>
+#include <stdlib.h>
+
+#include <torch/torch.h>
+
+#include <filesystem>
+
+#include "support/multirank.h"
+#include "tessera/checkpoint.h"
+#include "tessera/error.h"
+
+namespace tessera::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+
+struct NetImpl : torch::nn::Module {
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear a{nullptr}, b{nullptr}, frozen{nullptr}, unused{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  Tensor scale, codes;
+
+  NetImpl() {
+    table = register_module("table", torch::nn::Embedding(53, 12));
+    a = register_module("a", torch::nn::Linear(12, 17));
+    norm = register_module("norm", torch::nn::BatchNorm1d(17));
+    b = register_module("b", torch::nn::Linear(17, 12));
+    frozen = register_module("frozen", torch::nn::Linear(12, 12));
+    unused = register_module("unused", torch::nn::Linear(3, 1));
+    scale = register_parameter("scale", torch::tensor(1.5));
+    codes = register_parameter("codes", torch::arange(21, torch::kInt64).view({7, 3}), false);
+    for (Tensor& parameter : frozen->parameters()) parameter.set_requires_grad(false);
+  }
+  Tensor forward(const Tensor& ids) {
+    Tensor x = norm->forward(torch::tanh(a->forward(table->forward(ids))));
+    x = frozen->forward(torch::dropout(b->forward(x), 0.1, is_training())) * scale;
+    return at::linear(x, table->weight).log_softmax(-1).pow(2).mean();
+  }
+};
+TORCH_MODULE(Net);
+
+FsdpOptions units() {
+  return FsdpOptions().unit_if([](const std::string& fqn, torch::nn::Module&) {
+    return fqn == "a" || fqn == "b" || fqn == "frozen";
+  });
+}
+
+using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<Tensor>)>;
+
+// A model, sharded, with its optimizer.
+struct ShardedRun {
+  ShardedRun(const MakeOptimizer& make, uint64_t seed) {
+    torch::manual_seed(seed);
+    net = Net();
+    sharded = std::make_unique<Sharded>(fully_shard(*net, runtime().mesh(), units()));
+    optimizer = make(net->parameters());
+    torch::manual_seed(seed + 100 + static_cast<uint64_t>(rank()));
+  }
+  double step(int64_t number) {
+    const Tensor all = (torch::arange(60, torch::kInt64) * 7 + number * 13).remainder(53);
+    const Tensor loss = net->forward(all.slice(0, rank(), c10::nullopt, world_size()));
+    optimizer->zero_grad();
+    loss.backward();
+    sharded->clip_grad_norm(1.0);
+    optimizer->step();
+    return loss.item<double>();
+  }
+  Net net{nullptr};
+  std::unique_ptr<Sharded> sharded;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+};
+
+// The same directory on every rank, removed at the end.
+class SharedDirectory {
+ public:
+  SharedDirectory() {
+    std::string mine;
+    if (rank() == 0) {
+      std::string pattern =
+          (std::filesystem::temp_directory_path() / "tessera-ckpt-XXXXXX").string();
+      if (::mkdtemp(pattern.data()) != nullptr) mine = pattern;
+    }
+    path_ = runtime().all_gather_bytes(mine)[0];
+  }
+  ~SharedDirectory() {
+    runtime().barrier();
+    std::error_code ignored;
+    if (rank() == 0) std::filesystem::remove_all(path_, ignored);
+  }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+void expect_equal(const ShardedRun& actual, const ShardedRun& expected) {
+  torch::NoGradGuard no_grad;
+  const auto& mine = actual.sharded->parameters();
+  const auto& other = expected.sharded->parameters();
+  ASSERT_EQ(mine.size(), other.size());
+  for (size_t i = 0; i < mine.size(); ++i)
+    EXPECT_EQ(difference(mine[i].leaf, other[i].leaf), 0) << mine[i].fqn;
+  const auto buffers = actual.sharded->buffers(), other_buffers = expected.sharded->buffers();
+  for (size_t i = 0; i < buffers.size(); ++i)
+    EXPECT_EQ(difference(buffers[i].tensor, other_buffers[i].tensor), 0) << buffers[i].fqn;
+}
+
+template <typename Optimizer, typename Options>
+MakeOptimizer make_with(Options options) {
+  return [options](std::vector<Tensor> parameters) {
+    return std::make_unique<Optimizer>(std::move(parameters), options);
+  };
+}
+
+struct Case {
+  const char* name;
+  MakeOptimizer saved, fresh;
+};
+
+std::vector<Case> cases() {
+  using namespace torch::optim;
+  return {
+      {"SGD", make_with<SGD>(SGDOptions(0.05).momentum(0.9)), make_with<SGD>(SGDOptions(0.5))},
+      {"Adam", make_with<Adam>(AdamOptions(1e-2).weight_decay(0.1).amsgrad(true)),
+       make_with<Adam>(AdamOptions(1).amsgrad(true))},
+      {"AdamW", make_with<AdamW>(AdamWOptions(1e-2)), make_with<AdamW>(AdamWOptions(1))},
+      {"Adagrad", make_with<Adagrad>(AdagradOptions(1e-2).initial_accumulator_value(0.5)),
+       make_with<Adagrad>(AdagradOptions(1))},
+      {"RMSprop", make_with<RMSprop>(RMSpropOptions(1e-3).centered(true).momentum(0.5)),
+       make_with<RMSprop>(RMSpropOptions(1).centered(true))},
+  };
+}
+
+class CheckpointFsdp : public testing::TestWithParam<std::tuple<size_t, StateDictKind>> {};
+
+TEST_P(CheckpointFsdp, AResumedRunIsBitEqualToTheUninterruptedOne) {
+  const auto [index, kind] = GetParam();
+  const Case test = cases()[index];
+  const CkptSpec spec = CkptSpec().kind(kind);
+  SharedDirectory directory;
+  ShardedRun whole(test.saved, 1);
+  for (int64_t step = 0; step < 3; ++step) whole.step(step);
+  Checkpointer checkpointer(directory.path(), spec, runtime(),
+                            CheckpointerOptions().save(SaveOptions().sync(false)));
+  EXPECT_EQ(checkpointer.save(3, TrainState(*whole.sharded, *whole.optimizer)),
+            directory / "step-00000003");
+
+  std::vector<double> losses, resumed_losses;
+  {
+    // The state of the generator that the load must bring back.
+    const Tensor generator = at::globalContext().defaultGenerator(torch::kCPU).get_state();
+    for (int64_t step = 3; step < 6; ++step) losses.push_back(whole.step(step));
+    ShardedRun resumed(test.fresh, 2);
+    resumed.step(0);  // whatever it was doing before
+    TrainState state(*resumed.sharded, *resumed.optimizer);
+    EXPECT_EQ(checkpointer.load_latest(state), 3);
+    EXPECT_TRUE(
+        torch::equal(at::globalContext().defaultGenerator(torch::kCPU).get_state(), generator));
+    EXPECT_NO_THROW(assert_step_present(*resumed.optimizer, *resumed.sharded));
+    for (int64_t step = 3; step < 6; ++step) resumed_losses.push_back(resumed.step(step));
+    EXPECT_EQ(resumed_losses, losses);
+    expect_equal(resumed, whole);
+  }
+}
+
+std::string case_name(const testing::TestParamInfo<std::tuple<size_t, StateDictKind>>& info) {
+  constexpr const char* kKinds[] = {"Sharded", "Full", "Local"};
+  return std::string(cases()[std::get<0>(info.param)].name) +
+         kKinds[static_cast<size_t>(std::get<1>(info.param))];
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CheckpointFsdp,
+                         testing::Combine(testing::Range(size_t{0}, size_t{5}),
+                                          testing::Values(StateDictKind::kSharded,
+                                                          StateDictKind::kFull,
+                                                          StateDictKind::kLocal)),
+                         case_name);
+
+// The first thing after a load may be an evaluation: what peers read must be what was loaded.
+TEST(CheckpointFsdpMore, EvaluationRightAfterALoad) {
+  const Case test = cases()[2];
+  SharedDirectory directory;
+  ShardedRun saved(test.saved, 1);
+  saved.step(0);
+  const TrainState state(*saved.sharded, *saved.optimizer);
+  save_checkpoint(directory / "c", state, {}, 1, SaveOptions().sync(false));
+  const auto evaluate = [](ShardedRun& run) {
+    torch::NoGradGuard no_grad;
+    run.net->eval();
+    const double loss = run.net->forward(torch::arange(53, torch::kInt64)).item<double>();
+    run.net->train();
+    return loss;
+  };
+  ShardedRun loaded(test.fresh, 2);
+  evaluate(loaded);  // gathered once with the old values
+  TrainState target(*loaded.sharded, *loaded.optimizer);
+  const LoadReport report = load_checkpoint(directory / "c", target, {});
+  EXPECT_EQ(report.step, 1);
+  EXPECT_EQ(report.stored_world_size, world_size());
+  if (world_size() == 1) {
+    EXPECT_EQ(evaluate(loaded), evaluate(saved));
+  } else {
+    EXPECT_NEAR(evaluate(loaded), evaluate(saved), 1e-6);
+  }
+  EXPECT_THROW(save_checkpoint(directory / "c", state, {}, 1), UsageError);
+}
+
+TEST(CheckpointFsdpMore, AnOptimizerBuiltBeforeWrappingIsRefused) {  // A4
+  SharedDirectory directory;
+  torch::manual_seed(1);
+  Net net;
+  torch::optim::Adagrad early(net->parameters());
+  const Sharded sharded = fully_shard(*net, runtime().mesh(), units());
+  try {
+    save_checkpoint(directory / "c", TrainState(sharded, early), {}, 0);
+    ADD_FAILURE() << "saved";
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("after fully_shard()"), HasSubstr("a.weight")));
+  }
+}
+
+TEST(CheckpointFsdpMore, AnotherModelIsRefusedWithEveryMismatchAndNothingChanges) {
+  SharedDirectory directory;
+  const Case test = cases()[3];
+  ShardedRun saved(test.saved, 1);
+  save_checkpoint(directory / "c", TrainState(*saved.sharded, *saved.optimizer), {}, 0,
+                  SaveOptions().sync(false));
+  torch::manual_seed(3);
+  torch::nn::Sequential other(torch::nn::Linear(12, 17), torch::nn::Linear(5, 3));
+  const Sharded sharded = fully_shard(*other, runtime().mesh());
+  torch::optim::Adagrad optimizer(other->parameters());
+  std::vector<Tensor> before;
+  for (const ShardedParameter& parameter : sharded.parameters())
+    before.push_back(parameter.leaf.detach().clone());
+  TrainState state(sharded, optimizer);
+  try {
+    load_checkpoint(directory / "c", state, {});
+    ADD_FAILURE() << "loaded";
+  } catch (const LayoutError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("'model.0.weight' [17, 12]: missing"),
+                      HasSubstr("'model.a.weight' [17, 12]: in the checkpoint, but not here"),
+                      HasSubstr("nothing was changed")));
+  }
+  for (size_t i = 0; i < before.size(); ++i)
+    EXPECT_TRUE(torch::equal(sharded.parameters()[i].leaf, before[i]));
+}
+
+TEST(CheckpointFsdpMore, TheContextIsTheKeySpace) {
+  ShardedRun run(cases()[1].saved, 1);
+  run.step(0);
+  const TrainState state(*run.sharded, *run.optimizer);
+  const StateDictContext context = make_state_dict_context(state, CkptSpec().key_prefix("p."));
+  std::set<std::string> keys;
+  for (const StateEntry& entry : context.entries()) keys.insert(entry.key);
+  for (const char* key :
+       {"p.model.table.weight", "p.model.norm.running_mean", "p.model.norm.num_batches_tracked",
+        "p.model.scale", "p.optim.state.a.weight.exp_avg", "p.optim.state.a.weight.step",
+        "p.optim.state.scale.max_exp_avg_sq", "p.rng.cpu"})
+    EXPECT_TRUE(keys.contains(key)) << key;
+  EXPECT_FALSE(keys.contains("p.optim.state.frozen.weight.step"));
+  EXPECT_EQ(context.entries_of("p.optim.state.a.weight.").size(), 4U);
+  EXPECT_NE(CkptSpec().fingerprint(), CkptSpec().key_prefix("p.").fingerprint());
+}
+
+}  // namespace
+}  // namespace tessera::test
