@@ -41,6 +41,7 @@ const std::vector<Preset<WordvecOptions>>& wordvec_presets() {
 template <typename Model>
 std::vector<std::string> names_of(const std::vector<Preset<Model>>& presets) {
   std::vector<std::string> names;
+  names.reserve(presets.size());
   for (const auto& preset : presets) names.emplace_back(preset.name);
   return names;
 }
@@ -86,6 +87,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag,
                         const std::map<std::string, Value>& table, std::function<void(Value)> take,
                         const std::string& help) {
   std::vector<std::string> names;
+  names.reserve(table.size());
   for (const auto& [name, value] : table) names.push_back(name);
   return app
       .add_option_function<std::string>(
