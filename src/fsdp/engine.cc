@@ -103,7 +103,10 @@ void Engine::attach(FlatBuffer& buffer, bool private_copy) {
     free_sizes_.erase(free_sizes_.begin() + static_cast<std::ptrdiff_t>(i));
     break;
   }
-  if (memory.get() == nullptr) memory = c10::GetAllocator(mesh_.device().type())->allocate(bytes);
+  if (memory.get() == nullptr) {
+    const c10::OptionalDeviceGuard guard(mesh_.device());  // an allocator serves the current device
+    memory = c10::GetAllocator(mesh_.device().type())->allocate(bytes);
+  }
   storage->set_data_ptr_noswap(std::move(memory));
   storage->set_nbytes(bytes);
 }
@@ -111,8 +114,9 @@ void Engine::attach(FlatBuffer& buffer, bool private_copy) {
 void Engine::detach(FlatBuffer& buffer) {
   c10::StorageImpl* storage = buffer.storage.unsafeGetStorageImpl();
   const bool own_memory = !mapped_ || buffer.unit->private_copy;
-  if (own_memory && options_.debug_overwrite_freed() && storage->data() != nullptr && mesh_.device().is_cpu()) {
-    std::memset(storage->mutable_data(), 0xff, buffer.bytes());
+  if (own_memory && options_.debug_overwrite_freed() && storage->data() != nullptr) {
+    torch::NoGradGuard no_grad;
+    storage_tensor(buffer.storage, 0, {static_cast<int64_t>(buffer.bytes())}, torch::kUInt8, false).fill_(0xff);
   }
   c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, mesh_.device()));
   storage->set_nbytes(static_cast<size_t>(0));

@@ -2,7 +2,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "fsdp/engine.h"
 #include "fsdp/header.h"
@@ -12,6 +11,13 @@
 
 namespace tessera {
 namespace fsdp {
+namespace {
+
+torch::Tensor whole(const FlatBuffer& buffer) {
+  return storage_tensor(buffer.storage, 0, {buffer.numel}, buffer.dtype, /*keyed=*/false);
+}
+
+}  // namespace
 
 // Each scope works on a copy of its own, so that ranks can write without seeing each other.
 void Engine::enter_gathered(std::span<const int> units) {
@@ -28,7 +34,7 @@ void Engine::enter_gathered(std::span<const int> units) {
     for (FlatBuffer* buffer : unit.buffers) {
       if (!mapped_) continue;
       attach(*buffer, /*private_copy=*/true);
-      std::memcpy(buffer->storage.unsafeGetStorageImpl()->mutable_data(), buffer->mapping, buffer->bytes());
+      whole(*buffer).copy_(torch::from_blob(buffer->mapping, {buffer->numel}, buffer->shard.options()));
     }
     unit.live = true;
     ++unit.pins;
@@ -52,9 +58,7 @@ void Engine::write_back(std::span<const int> units) {
   for (const int index : units) {
     Unit& unit = *units_[static_cast<size_t>(index)];
     for (FlatBuffer* buffer : unit.buffers) {
-      const size_t segment = static_cast<size_t>(buffer->segment_numel) * c10::elementSize(buffer->dtype);
-      const auto* whole = static_cast<const std::byte*>(buffer->storage.unsafeGetStorageImpl()->data());
-      std::memcpy(buffer->shard.mutable_data_ptr(), whole + segment * static_cast<size_t>(mesh_.rank()), segment);
+      buffer->shard.copy_(whole(*buffer).narrow(0, buffer->segment_numel * mesh_.rank(), buffer->segment_numel));
     }
     for (Param* param : unit.params) param->leaf.unsafeGetTensorImpl()->bump_version();
   }

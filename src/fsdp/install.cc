@@ -69,7 +69,7 @@ void Engine::allocate_buffers() {
     if (first[0] == '!') throw IoError("rank 0: " + first.substr(1) + " (the model's parameters need it)");
     base = memory_->region(0, std::stoi(first));
   } else if (mapped_ && total > 0) {
-    own_mapping_ = torch::zeros({static_cast<int64_t>(total)}, torch::kUInt8);
+    own_mapping_ = torch::zeros({static_cast<int64_t>(total)}, torch::TensorOptions().dtype(torch::kUInt8).device(mesh_.device()));
     base = static_cast<std::byte*>(own_mapping_.data_ptr());
   }
   for (auto& buffer : buffers_) {

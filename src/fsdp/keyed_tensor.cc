@@ -37,15 +37,19 @@ torch::Tensor storage_tensor(const c10::Storage& storage, int64_t offset, at::In
 }
 
 torch::Tensor poison_like(const torch::Tensor& like) {
-  // The flag cannot be taken back from a storage, so the poison has one of its own.
-  static const c10::Storage storage = [] {
-    torch::Tensor empty = torch::empty({0});
-    empty.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+  // The flag cannot be taken back from a storage, so the poison has one of its own, on each device:
+  // operators look at the devices of their arguments before they look at data.
+  static std::mutex mutex;
+  static std::unordered_map<c10::Device, c10::Storage> storages;
+  const std::lock_guard lock(mutex);
+  c10::Storage& storage = storages[like.device()];
+  if (!storage) {
+    storage = torch::empty({0}, torch::TensorOptions().device(like.device())).storage();
+    storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
         "this is the gradient of a parameter that fully_shard() has sharded: the optimizer was built "
         "before wrapping and would train nothing. Build it after fully_shard(), from "
         "model->parameters().");
-    return empty.storage();
-  }();
+  }
   return storage_tensor(storage, 0, like.sizes(), like.scalar_type(), false);
 }
 

@@ -22,6 +22,14 @@ std::string describe_param(const AssignedParam& param) {
   return param.fqn + c10::str(" ", param.tensor.sizes(), " ", param.tensor.scalar_type());
 }
 
+void check_devices(const UnitAssignment& assignment, torch::Device device) {
+  for (const AssignedParam& param : assignment.params) {
+    if (param.tensor.device() == device) continue;
+    throw UsageError("fully_shard: parameter " + param.fqn + " is on " + param.tensor.device().str() + ", but the ranks train on " +
+                     device.str() + ": call model->to(runtime.device()) first");
+  }
+}
+
 // One line a parameter: name, shape, dtype, and a digest of the values where they must agree.
 std::vector<std::string> signatures(const UnitAssignment& assignment, bool with_values) {
   std::vector<std::string> out;
@@ -154,6 +162,7 @@ void build_units(fsdp::Engine& engine, UnitAssignment& assignment) {
 Sharded fully_shard(torch::nn::Module& module, const Mesh& mesh, const FsdpOptions& options) {
   UnitAssignment assignment = fsdp::assign_units(module, options);
   if (assignment.params.empty()) throw UsageError("fully_shard: the module has no parameters");
+  check_devices(assignment, mesh.device());
   const bool compare = options.initial_values() == InitialValues::kCompare;
   compare_ranks(assignment, *mesh.communicator(), compare);
   if (!compare) take_rank0_values(assignment, *mesh.communicator());

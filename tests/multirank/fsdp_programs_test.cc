@@ -51,6 +51,7 @@ struct NetImpl : torch::nn::Module {
     conv = register_module("conv", torch::nn::Conv1d(1, 4, 3));
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
     table = register_module("table", torch::nn::Embedding(50, 16));
+    to(device());
     body = [this](Tensor x) { return torch::tanh(b->forward(torch::relu(a->forward(x)))); };
   }
 
@@ -82,15 +83,18 @@ class Programs : public testing::Test {
     });
   }
   // One rank averages one value: equal bits. Several ranks round the mean.
-  static double tolerance() { return world_size() <= 2 ? 0 : 1e-6; }
+  static double tolerance() { return !has_equal_bits() ? 1e-4 : world_size() <= 2 ? 0 : 1e-6; }
   void expect_same(const std::string& what) {
     expect_same_gradients(sharded_, *plain_, tolerance(), what);
     plain_->zero_grad();
     wrapped_->zero_grad();
   }
+  void expect_same_output() {
+    EXPECT_LE(difference(wrapped_->forward(ids(), false), plain_->forward(ids(), false)), has_equal_bits() ? 0 : 1e-4);
+  }
   Tensor ids() const {
     torch::manual_seed(9);
-    return torch::randint(50, {8});
+    return here(torch::randint(50, {8}));
   }
 
   Net plain_, wrapped_;
@@ -100,7 +104,7 @@ class Programs : public testing::Test {
 TEST_F(Programs, ForwardAndBackward) {
   Tensor expected = plain_->forward(ids(), false);
   Tensor actual = wrapped_->forward(ids(), false);
-  EXPECT_EQ(actual.item<float>(), expected.item<float>());
+  EXPECT_NEAR(actual.item<float>(), expected.item<float>(), has_equal_bits() ? 0 : 1e-4);
   expected.backward();
   actual.backward();
   expect_same("plain");
@@ -119,11 +123,11 @@ TEST_F(Programs, NoGradAndInferenceMode) {
   wrapped_->eval();
   {
     torch::NoGradGuard no_grad;
-    EXPECT_TRUE(torch::equal(plain_->forward(ids(), false), wrapped_->forward(ids(), false)));
+    expect_same_output();
   }
   {
     c10::InferenceMode inference;
-    EXPECT_TRUE(torch::equal(plain_->forward(ids(), false), wrapped_->forward(ids(), false)));
+    expect_same_output();
   }
   plain_->train();
   wrapped_->train();
@@ -140,6 +144,7 @@ TEST_F(Programs, TwoForwardsOneBackward) {
 }
 
 TEST_F(Programs, DoubleBackward) {
+  at::globalContext().setUserEnabledCuDNN(false);  // cuDNN's LSTM has no double backward
   const auto run = [&](Net& net) {
     const auto grad = torch::autograd::grad({net->forward(ids(), false)}, {net->a->weight}, {}, true, true)[0];
     grad.pow(2).sum().backward();
@@ -147,6 +152,7 @@ TEST_F(Programs, DoubleBackward) {
   run(plain_);
   run(wrapped_);
   expect_same("double backward");
+  at::globalContext().setUserEnabledCuDNN(true);
 }
 
 TEST_F(Programs, BackwardWithCreateGraph) {
@@ -207,7 +213,7 @@ TEST_F(Programs, GradientsAccumulateOverBackwards) {
     plain_->forward(torch::roll(ids(), micro), micro == 1).backward();
     wrapped_->forward(torch::roll(ids(), micro), micro == 1).backward();
   }
-  expect_same_gradients(sharded_, *plain_, world_size() == 1 ? 0 : 1e-6, "accumulated");
+  expect_same_gradients(sharded_, *plain_, std::max(tolerance(), world_size() == 1 ? 0 : 1e-6), "accumulated");
 }
 
 TEST_F(Programs, OldGraphIsRefusedAfterAWrite) {
@@ -246,7 +252,7 @@ TEST_F(Programs, GatherReadsAndWritesWholeParameters) {
   plain_->a->weight.fill_(0.25);
   plain_->c->bias.add_(1);
   { Gathered unchanged = sharded_.gather(*wrapped_->b); unchanged["b.weight"].fill_(7); }  // not written back
-  EXPECT_TRUE(torch::equal(wrapped_->forward(ids(), false), plain_->forward(ids(), false)));
+  expect_same_output();
   expect_same_values(sharded_, *plain_, 0, "written back");
 }
 

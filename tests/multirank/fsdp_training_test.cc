@@ -29,7 +29,7 @@ struct ModelImpl : torch::nn::Module {
     scale = register_parameter("scale", torch::tensor(1.5));
     codes = register_parameter("codes", torch::arange(21, torch::kInt64).view({7, 3}), /*requires_grad=*/false);
     for (auto& parameter : frozen->parameters()) parameter.set_requires_grad(false);
-    to(dtype);
+    to(device(), dtype);
   }
   Tensor forward(Tensor ids) {
     Tensor x = table->forward(ids);
@@ -92,7 +92,7 @@ TEST_P(Training, SameAsOneProcess) {
   auto optimizer = GetParam().make(wrapped->parameters());
   torch::manual_seed(3);
   for (int step = 0; step < 20; ++step) {
-    const Tensor batch = torch::randint(53, {11});
+    const Tensor batch = here(torch::randint(53, {11}));
     const Tensor mine = my_part(batch);
     sharded.set_gradient_weight(static_cast<double>(mine.size(0)));
     Tensor expected = plain->forward(batch);
@@ -130,8 +130,8 @@ TEST_P(Training, BitEqualOnTheSameBatch) {
   auto optimizer = GetParam().make(wrapped->parameters());
   torch::manual_seed(3);
   for (int step = 0; step < 12; ++step) {
-    const Tensor first = torch::randint(53, {8});
-    const Tensor second = torch::randint(53, {8});
+    const Tensor first = here(torch::randint(53, {8}));
+    const Tensor second = here(torch::randint(53, {8}));
     const auto run = [&](Model& model) {
       if (step % 4 == 3) {
         Tensor one = model->forward(first), two = model->forward(second);
@@ -150,7 +150,7 @@ TEST_P(Training, BitEqualOnTheSameBatch) {
     };
     const float expected = run(plain);
     const float actual = run(wrapped);
-    if (world_size() <= 2) {
+    if (world_size() <= 2 && has_equal_bits()) {
       EXPECT_EQ(actual, expected) << "step " << step;
     } else {
       EXPECT_NEAR(actual, expected, 1e-4 * std::abs(expected)) << "step " << step;
@@ -160,7 +160,7 @@ TEST_P(Training, BitEqualOnTheSameBatch) {
     plain_optimizer->zero_grad();
     optimizer->zero_grad();
   }
-  if (world_size() <= 2) expect_same_values(sharded, *plain, 0, GetParam().name);
+  if (world_size() <= 2 && has_equal_bits()) expect_same_values(sharded, *plain, 0, GetParam().name);
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, Training, testing::ValuesIn(cases()),
@@ -173,7 +173,7 @@ TEST(Wrapping, OptimizerBuiltBeforeIsRefused) {  // torch case A4, BL-34
   Sharded sharded = fully_shard(*model, runtime().mesh(), options());
   for (int round = 0; round < 2; ++round) {
     early.zero_grad();
-    model->forward(torch::arange(8)).backward();
+    model->forward(here(torch::arange(8))).backward();
     try {
       early.step();
       FAIL() << "an optimizer that trains nothing stepped silently";
@@ -187,7 +187,7 @@ TEST(Wrapping, UnusedAndFrozenParametersGetNoGradient) {
   torch::manual_seed(1);
   Model model;
   Sharded sharded = fully_shard(*model, runtime().mesh(), options());
-  model->forward(torch::arange(8)).backward();
+  model->forward(here(torch::arange(8))).backward();
   for (const auto& parameter : sharded.parameters()) {
     const bool expected = parameter.fqn.rfind("unused.", 0) != 0 && parameter.fqn.rfind("frozen.", 0) != 0 && parameter.fqn != "codes";
     EXPECT_EQ(parameter.leaf.grad().defined(), expected) << parameter.fqn;
@@ -200,8 +200,8 @@ TEST(Wrapping, ParameterUsedOnOneRankOnly) {
   Model model;
   Sharded sharded = fully_shard(*model, runtime().mesh(), options());
   for (int round = 0; round < 3; ++round) {
-    Tensor loss = model->forward(torch::arange(8));
-    if (rank() == world_size() - 1) loss = loss + model->unused->forward(torch::ones({2, 3})).sum();
+    Tensor loss = model->forward(here(torch::arange(8)));
+    if (rank() == world_size() - 1) loss = loss + model->unused->forward(here(torch::ones({2, 3}))).sum();
     loss.backward();
     for (const auto& parameter : sharded.parameters()) {
       if (parameter.fqn != "unused.weight") continue;
@@ -220,13 +220,13 @@ TEST(Wrapping, RequiresGradChangesTakeEffect) {
   Model model;
   Sharded sharded = fully_shard(*model, runtime().mesh(), options());
   const auto grad_of = [&](const std::string& fqn) { return model->named_parameters()[fqn].grad().defined(); };
-  model->forward(torch::arange(8)).backward();
+  model->forward(here(torch::arange(8))).backward();
   EXPECT_FALSE(grad_of("frozen.weight"));
-  { torch::NoGradGuard no_grad; model->forward(torch::arange(8)); }
+  { torch::NoGradGuard no_grad; model->forward(here(torch::arange(8))); }
   model->named_parameters()["frozen.weight"].set_requires_grad(true);
   model->b->weight.set_requires_grad(false);
   model->zero_grad();
-  model->forward(torch::arange(8)).backward();
+  model->forward(here(torch::arange(8))).backward();
   EXPECT_TRUE(grad_of("frozen.weight"));
   EXPECT_FALSE(grad_of("b.weight"));
   EXPECT_FALSE(model->named_parameters()["b.weight"].requires_grad());
@@ -240,8 +240,8 @@ TEST(Wrapping, ClipGradNormIsGlobal) {
     torch::manual_seed(1);
     Model wrapped(torch::kDouble);
     Sharded sharded = fully_shard(*wrapped, runtime().mesh(), options());
-    plain->forward(torch::arange(9)).backward();
-    wrapped->forward(torch::arange(9)).backward();
+    plain->forward(here(torch::arange(9))).backward();
+    wrapped->forward(here(torch::arange(9))).backward();
     const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1e-3, norm_type);
     const double actual = sharded.clip_grad_norm(1e-3, norm_type);
     EXPECT_NEAR(actual, expected, 1e-10 * expected) << "p = " << norm_type;
@@ -267,8 +267,8 @@ TEST(Wrapping, GroupsAndAddedGroups) {
   auto expected = make(plain);
   auto actual = make(wrapped);
   for (int step = 0; step < 5; ++step) {
-    plain->forward(torch::arange(9)).backward();
-    wrapped->forward(torch::arange(9)).backward();
+    plain->forward(here(torch::arange(9))).backward();
+    wrapped->forward(here(torch::arange(9))).backward();
     expected->step();
     actual->step();
     plain->zero_grad();
@@ -303,7 +303,7 @@ TEST(Wrapping, RefusesWhatItCannotShard) {
   Sharded sharded = fully_shard(*model, runtime().mesh(), options().initial_values(InitialValues::kFromRank0));
   EXPECT_THROW(fully_shard(*model, runtime().mesh()), UsageError);
   struct Holder : torch::nn::Module {
-    Holder() { register_module("list", torch::nn::ParameterList(torch::ones({2}))); }
+    Holder() { register_module("list", torch::nn::ParameterList(here(torch::ones({2})))); }
   } holder;
   EXPECT_THROW(fully_shard(holder, runtime().mesh()), UsageError);
 }

@@ -15,6 +15,11 @@ namespace tessera::test {
 const Runtime& runtime();
 inline int rank() { return runtime().rank(); }
 inline int world_size() { return runtime().world_size(); }
+// Models and inputs are made on the CPU, so that every device gets the same numbers, and moved here.
+inline torch::Device device() { return runtime().device(); }
+inline torch::Tensor here(const torch::Tensor& tensor) { return tensor.to(device()); }
+// Two runs of the same operators have equal bits on the CPU; on a GPU some operators add in any order.
+inline bool has_equal_bits() { return device().is_cpu(); }
 
 // Largest |a - b| over elements, relative to the largest |b| (absolute where b is all zero).
 inline double difference(const torch::Tensor& a, const torch::Tensor& b) {
