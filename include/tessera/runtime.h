@@ -25,11 +25,12 @@ class Communicator;
 }
 
 enum class Backend {
-  kAuto,    // single at world 1; nccl with CUDA; shm when all ranks share a host; else gloo
+  kAuto,    // nccl where each rank has a CUDA device; shm when all ranks share a host; else gloo;
+            // single at world 1
   kSingle,  // world size 1, no communication
   kShm,     // shared memory of one host, CPU
   kGloo,    // TCP, CPU
-  kNccl,    // CUDA; needs the tessera_nccl library
+  kNccl,    // CUDA, one device a rank; needs the tessera_nccl library
 };
 
 class RuntimeOptions {
@@ -65,6 +66,9 @@ class Runtime {
  public:
   // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (or the variables
   // of Open MPI, PMI and Slurm, given MASTER_ADDR); none of them set means world size 1. [collective]
+  // The device is cuda:LOCAL_RANK where CUDA is used, which TESSERA_DEVICE=cpu|cuda forbids or demands.
+  // With CUDA, create the Runtime before anything else asks LibTorch for CUDA, as torch::manual_seed
+  // does: it loads LibTorch's CUDA part.
   static Runtime from_environment(const RuntimeOptions& options = {});
   ~Runtime();
   Runtime(const Runtime&) = default;

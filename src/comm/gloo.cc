@@ -17,17 +17,33 @@ bool is_half(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
+// Moving needs no arithmetic: as bytes, every dtype can be moved.
+at::Tensor as_bytes(const at::Tensor& contiguous) {
+  const at::Tensor real = contiguous.is_complex() ? at::view_as_real(contiguous) : contiguous;
+  return real.view({-1}).view(at::kByte);
+}
+
+// Gloo moves host memory only: tensors on a device go there and back.
+at::Tensor on_host(const at::Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options().device(at::kCPU)); }
+
 class GlooCommunicator final : public Communicator {
  public:
-  GlooCommunicator(StorePtr store, c10::intrusive_ptr<Group> group, int rank, int world_size,
+  GlooCommunicator(StorePtr store, c10::intrusive_ptr<Group> group, const RankEnvironment& environment,
                    std::chrono::milliseconds timeout)
-      : Communicator(rank, world_size, timeout), store_(std::move(store)), group_(std::move(group)) {}
+      : Communicator(environment.rank, environment.world_size, timeout), store_(std::move(store)), group_(std::move(group)),
+        rank0_hosts_store_(environment.world_size > 1 && !environment.store_is_external) {}
   ~GlooCommunicator() override { shutdown(); }
 
   std::string_view name() const override { return "gloo"; }
 
   void all_gather(at::Tensor out, const at::Tensor& input) override {
     at::NoGradGuard no_grad;
+    if (!out.device().is_cpu()) {
+      const at::Tensor host = on_host(out);
+      all_gather(host, input.cpu());
+      out.copy_(host);
+      return;
+    }
     const int64_t n = input.numel();
     at::Tensor flat = out.view({-1});
     at::Tensor mine = flat.narrow(0, rank() * n, n);
@@ -36,7 +52,7 @@ class GlooCommunicator final : public Communicator {
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     run("all-gather", [&] {
       for (int root = 0; root < world_size(); ++root) {
-        std::vector<at::Tensor> slice{flat.narrow(0, root * n, n)};
+        std::vector<at::Tensor> slice{as_bytes(flat.narrow(0, root * n, n))};
         c10d::BroadcastOptions options;
         options.rootRank = root;
         works.push_back(group_->broadcast(slice, options));
@@ -48,13 +64,20 @@ class GlooCommunicator final : public Communicator {
   // One all-to-all, then a sum in rank order in the output's dtype (fp32 for half types).
   void reduce_scatter(at::Tensor out, at::Tensor input) override {
     at::NoGradGuard no_grad;
+    if (!out.device().is_cpu()) {
+      const at::Tensor host = on_host(out);
+      reduce_scatter(host, input.cpu());
+      out.copy_(host);
+      return;
+    }
     const int64_t n = out.numel();
     if (n == 0) return;
-    at::Tensor received = scratch(input);
+    at::Tensor received = scratch(input).view({-1});
     run("reduce-scatter", [&] {
       std::vector<int64_t> even;
-      at::Tensor source = input.view({-1});
-      group_->alltoall_base(received, source, even, even)->wait();
+      at::Tensor source = as_bytes(input.contiguous());
+      at::Tensor target = as_bytes(received);
+      group_->alltoall_base(target, source, even, even)->wait();
     });
     const at::Tensor rows = received.view({world_size(), n});
     at::Tensor sum = is_half(out) ? rows[0].to(at::kFloat) : out.view({-1});
@@ -64,13 +87,22 @@ class GlooCommunicator final : public Communicator {
   }
 
   void broadcast(at::Tensor tensor, int root) override {
+    at::NoGradGuard no_grad;
+    if (!tensor.device().is_cpu()) {
+      const at::Tensor host = rank() == root ? tensor.cpu() : on_host(tensor);
+      broadcast(host, root);
+      if (rank() != root) tensor.copy_(host);
+      return;
+    }
     if (tensor.numel() == 0) return;
+    const at::Tensor whole = tensor.contiguous();
     run("broadcast", [&] {
-      std::vector<at::Tensor> list{tensor};
+      std::vector<at::Tensor> list{as_bytes(whole)};
       c10d::BroadcastOptions options;
       options.rootRank = root;
       group_->broadcast(list, options)->wait();
     });
+    if (!whole.is_same(tensor) && rank() != root) tensor.copy_(whole);
   }
 
   void shutdown() override {
@@ -82,6 +114,7 @@ class GlooCommunicator final : public Communicator {
   template <typename Function>
   void run(const char* operation, Function function) {
     ++sequence_;
+    if (!group_) throw CommError("rank " + std::to_string(rank()) + ": " + operation + " after the end of communication");
     try {
       function();
     } catch (const std::exception& error) {
@@ -98,14 +131,15 @@ class GlooCommunicator final : public Communicator {
       const std::string base = "gloo-failed/";
       store_->set(base + std::to_string(rank()), operation);
       for (int r = 0; r < world_size(); ++r) {
+        if (r == rank()) continue;
         try {
-          store_->wait({base + std::to_string(r)}, std::chrono::milliseconds(r == rank() ? 1 : 500));
+          store_->wait({base + std::to_string(r)}, std::chrono::milliseconds(500));
         } catch (const std::exception&) {
           silent += (silent.empty() ? "" : ", ") + std::to_string(r);
         }
       }
     } catch (const std::exception&) {
-      silent = "unknown (the store is gone too)";
+      silent = rank0_hosts_store_ ? "0, which hosts the store" : "unknown (the store is gone too)";
     }
     const std::string message = "rank " + std::to_string(rank()) + ": " + operation + " number " +
                                 std::to_string(sequence_) + " over gloo failed; no word from rank " +
@@ -116,6 +150,7 @@ class GlooCommunicator final : public Communicator {
   }
 
   at::Tensor scratch(const at::Tensor& like) {
+    const c10::InferenceMode normal(false);  // what is kept must serve training too
     at::Tensor& kept = scratch_[like.scalar_type()];
     if (!kept.defined() || kept.numel() < like.numel()) kept = at::empty({like.numel()}, like.options());
     return kept.narrow(0, 0, like.numel());
@@ -124,6 +159,7 @@ class GlooCommunicator final : public Communicator {
   StorePtr store_;
   c10::intrusive_ptr<Group> group_;
   std::map<at::ScalarType, at::Tensor> scratch_;
+  const bool rank0_hosts_store_;
   int64_t sequence_ = 0;
 };
 
@@ -142,8 +178,7 @@ std::shared_ptr<Communicator> make_gloo(const StorePtr& store, const RankEnviron
     }
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
     auto group = c10::make_intrusive<Group>(prefixed, environment.rank, environment.world_size, options);
-    return std::make_shared<GlooCommunicator>(store, std::move(group), environment.rank,
-                                              environment.world_size, timeout);
+    return std::make_shared<GlooCommunicator>(store, std::move(group), environment, timeout);
   } catch (const std::exception& error) {
     throw CommError("rank " + std::to_string(environment.rank) +
                     " cannot connect to its peers over gloo: " + first_line(error.what()));

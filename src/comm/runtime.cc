@@ -2,10 +2,13 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 
 #include "comm/backends.h"
+#include "comm/cuda_devices.h"
+#include "comm/nccl_loader.h"
 #include "comm/rank_environment.h"
 #include "tessera/error.h"
 #include "util/log.h"
@@ -45,18 +48,114 @@ std::chrono::milliseconds chosen_timeout(const RuntimeOptions& options) {
   return std::chrono::seconds(seconds);
 }
 
-std::shared_ptr<comm::Communicator> connect(Backend backend, const comm::RankEnvironment& environment,
-                                            std::chrono::milliseconds timeout) {
+enum class DeviceWish { kAuto, kCpu, kCuda };
+
+DeviceWish chosen_device(Backend backend) {
+  const char* text = std::getenv("TESSERA_DEVICE");
+  const std::string value = text == nullptr || *text == '\0' ? "auto" : text;
+  if (value != "auto" && value != "cpu" && value != "cuda") {
+    throw UsageError("environment variable TESSERA_DEVICE=\"" + value + "\" is not one of auto, cpu, cuda");
+  }
+  if (backend == Backend::kNccl && value == "cpu") throw UsageError("backend nccl needs CUDA devices, but TESSERA_DEVICE is cpu");
+  if (backend == Backend::kShm && value == "cuda") throw UsageError("backend shm is for the CPU, but TESSERA_DEVICE is cuda");
+  if (value == "cuda" || backend == Backend::kNccl) return DeviceWish::kCuda;
+  // Gloo and shared memory serve the CPU unless CUDA is asked for.
+  return value == "cpu" || backend == Backend::kShm || backend == Backend::kGloo ? DeviceWish::kCpu : DeviceWish::kAuto;
+}
+
+struct Connection {
+  std::shared_ptr<comm::Communicator> communicator;
+  torch::Device device{torch::kCPU};
+};
+
+// This rank's CUDA device, or in `error` why it has none; nothing is loaded yet.
+comm::CudaPlace find_place(const comm::RankEnvironment& environment, bool exclusive) {
+  comm::CudaPlace out;
+  const comm::CudaDevices devices = comm::find_cuda_devices();
+  out.device_count = devices.count();
+  out.local_world_size = environment.local_world_size;
+  out.error = devices.reason;
+  if (!out.usable()) return out;
+  const comm::DeviceChoice choice =
+      exclusive ? comm::choose_device(environment.local_rank, environment.local_world_size, devices.count())
+                : comm::choose_shared_device(environment.local_rank, devices.count());
+  out.error = choice.error;
+  if (!out.usable()) return out;
+  out.index = choice.index;
+  out.uuid = devices.uuids[static_cast<size_t>(choice.index)];
+  return out;
+}
+
+struct CudaSide {
+  comm::MakeNcclGroup* make_group = nullptr;  // null: the ranks use the CPU
+  torch::Device device{torch::kCPU};
+};
+
+// All ranks use CUDA or none does. Throws where CUDA was asked for and cannot be had.
+CudaSide agree_on_cuda(DeviceWish wish, bool exclusive, const comm::StorePtr& store,
+                       const comm::RankEnvironment& environment, std::chrono::milliseconds timeout) {
+  const auto exchange = [&](const char* name, const std::string& value) {
+    return comm::store_all_gather(*store, name, environment.rank, environment.world_size, value, timeout);
+  };
+  const comm::CudaPlace place = find_place(environment, exclusive);
+  std::vector<comm::CudaPlace> places;
+  for (const std::string& text : exchange("cuda-place", comm::encode(place))) places.push_back(comm::decode_cuda_place(text));
+  std::string problem = comm::agree_on_devices(places, exclusive);
+  CudaSide out;
+  if (problem.empty()) {
+    std::string error;
+    try {
+      out.make_group = comm::load_nccl_library(comm::find_nccl_library());
+      comm::check_torch_sees_cuda();
+    } catch (const Error& failure) {
+      error = failure.what();
+    }
+    problem = comm::first_error(exchange("cuda-loaded", error));
+  }
+  if (problem.empty()) {
+    out.device = torch::Device(torch::kCUDA, static_cast<c10::DeviceIndex>(place.index));
+    return out;
+  }
+  if (wish == DeviceWish::kCuda) {
+    throw UsageError("CUDA cannot be used (TESSERA_BACKEND=shm or gloo trains on the CPU): " + problem);
+  }
+  const bool some = std::any_of(places.begin(), places.end(), [](const auto& other) { return other.device_count > 0; });
+  if (some) log::warning_rank0("using the CPU, not CUDA (TESSERA_DEVICE=cuda insists): " + problem);
+  return {};
+}
+
+Connection connect_on_cpu(Backend backend, const comm::StorePtr& store, const comm::RankEnvironment& environment,
+                          std::chrono::milliseconds timeout) {
+  if (backend == Backend::kGloo) return {comm::make_gloo(store, environment, timeout)};
+  std::string reason;
+  if (environment.local_world_size != environment.world_size) {
+    reason = "the ranks are on several hosts";
+  } else if (auto shm = comm::make_shm(store, environment, timeout, reason)) {
+    // Where rank 0 hosts the store, it ends with this function: by then all must have read it.
+    shm->barrier();
+    return {std::move(shm)};
+  }
+  if (backend == Backend::kShm) throw CommError("backend shm cannot be used: " + reason);
+  log::info_rank0("shared memory is not available (" + reason + "); using gloo");
+  return {comm::make_gloo(store, environment, timeout)};
+}
+
+Connection connect_on_cuda(Backend backend, const CudaSide& cuda, const comm::StorePtr& store,
+                           const comm::RankEnvironment& environment, std::chrono::milliseconds timeout) {
+  const torch::Device device = cuda.device;
+  c10::impl::getDeviceGuardImpl(c10::kCUDA)->setDevice(device);
+  const bool alone = environment.world_size == 1;
+  if (backend == Backend::kSingle || (backend == Backend::kAuto && alone)) return {comm::make_single(timeout), device};
+  if (backend == Backend::kGloo) return {comm::make_gloo(store, environment, timeout), device};
+  return {comm::make_nccl(cuda.make_group, store, environment, device, timeout), device};
+}
+
+Connection connect(Backend backend, const comm::RankEnvironment& environment, std::chrono::milliseconds timeout) {
   const bool alone = environment.world_size == 1;
   if (backend == Backend::kSingle && !alone) {
     throw UsageError("backend single has no communication, but WORLD_SIZE is " + std::to_string(environment.world_size));
   }
-  if (backend == Backend::kNccl) {
-    throw UsageError("backend nccl needs the tessera_nccl library, which this build does not have (TESSERA_WITH_NCCL)");
-  }
-  if (alone && (backend == Backend::kSingle || backend == Backend::kAuto)) return comm::make_single(timeout);
-
-  comm::RankEnvironment place = environment;
+  const DeviceWish wish = chosen_device(backend);
   comm::StorePtr store;
   if (alone) {
     store = comm::make_private_store();
@@ -64,18 +163,13 @@ std::shared_ptr<comm::Communicator> connect(Backend backend, const comm::RankEnv
     store = comm::connect_store(environment, timeout);
     comm::store_all_gather(*store, "arrived", environment.rank, environment.world_size, "1", timeout);
   }
-  if (backend == Backend::kGloo) return comm::make_gloo(store, place, timeout);
-  std::string reason;
-  if (environment.local_world_size != environment.world_size) {
-    reason = "the ranks are on several hosts";
-  } else if (auto shm = comm::make_shm(store, place, timeout, reason)) {
-    // Where rank 0 hosts the store, it ends with this function: by then all must have read it.
-    shm->barrier();
-    return shm;
+  if (wish != DeviceWish::kCpu) {
+    const bool exclusive = backend != Backend::kGloo;  // NCCL wants a device for each rank
+    const CudaSide cuda = agree_on_cuda(wish, exclusive, store, environment, timeout);
+    if (cuda.make_group != nullptr) return connect_on_cuda(backend, cuda, store, environment, timeout);
   }
-  if (backend == Backend::kShm) throw CommError("backend shm cannot be used: " + reason);
-  log::info_rank0("shared memory is not available (" + reason + "); using gloo");
-  return comm::make_gloo(store, place, timeout);
+  if (alone && (backend == Backend::kSingle || backend == Backend::kAuto)) return {comm::make_single(timeout)};
+  return connect_on_cpu(backend, store, environment, timeout);
 }
 
 }  // namespace
@@ -88,8 +182,8 @@ struct Runtime::State {
   std::shared_ptr<comm::Communicator> communicator;
   Mesh mesh;
 
-  State(comm::RankEnvironment place, std::shared_ptr<comm::Communicator> connection)
-      : environment(std::move(place)), communicator(std::move(connection)), mesh(communicator, torch::kCPU) {}
+  State(comm::RankEnvironment place, const Connection& connection)
+      : environment(std::move(place)), communicator(connection.communicator), mesh(communicator, connection.device) {}
   ~State() { communicator->shutdown(); }
 };
 
@@ -99,8 +193,7 @@ Runtime::~Runtime() = default;
 Runtime Runtime::from_environment(const RuntimeOptions& options) {
   const comm::RankEnvironment environment = comm::read_rank_environment();
   log::set_rank(environment.rank, environment.world_size);
-  auto communicator = connect(chosen_backend(options), environment, chosen_timeout(options));
-  return Runtime(std::make_shared<State>(environment, std::move(communicator)));
+  return Runtime(std::make_shared<State>(environment, connect(chosen_backend(options), environment, chosen_timeout(options))));
 }
 
 int Runtime::rank() const { return state_->environment.rank; }
