@@ -121,8 +121,7 @@ void BoxReader::check(const Piece& piece, size_t first_block, const char* data, 
 }
 
 io::File& BoxReader::file(int index) {
-  auto& slot = open_[index];
-  if (slot) return *slot;
+  if (open_ && open_index_ == index) return *open_;
   const StoredFile& stored = manifest_.files[static_cast<size_t>(index)];
   const std::string path = io::join_path(directory_, stored.name);
   if (!files_.exists(path)) throw CorruptionError(path + ": missing");
@@ -130,8 +129,9 @@ io::File& BoxReader::file(int index) {
   if (opened->size() != stored.bytes)
     throw CorruptionError(
         fmt::format("{}: has {} bytes instead of {}", path, opened->size(), stored.bytes));
-  slot = std::move(opened);
-  return *slot;
+  open_ = std::move(opened);
+  open_index_ = index;
+  return *open_;
 }
 
 }  // namespace tessera::checkpoint

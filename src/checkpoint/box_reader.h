@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,7 +49,8 @@ class BoxReader {
   const Manifest& manifest_;
   std::vector<uint64_t> hashes_;
   bool verify_;
-  std::map<int, std::unique_ptr<io::File>> open_;
+  std::unique_ptr<io::File> open_;  // one at a time: there may be thousands
+  int open_index_ = -1;
   std::vector<char> edge_;
   std::vector<uint64_t> actual_;
   uint64_t bytes_read_ = 0;

@@ -90,53 +90,55 @@ void OptimizerLoad::plan_groups(LoadPlan& plan, const Json& stored) {
   check_left_out(plan, stored);
 }
 
-void OptimizerLoad::match_group(LoadPlan& plan, const Json& stored, size_t live_index) {
-  const auto held = parameters_of(optimizer_->param_groups()[live_index]);
-  std::map<size_t, std::string> origins;  // group of the checkpoint -> one of its parameters
-  std::vector<std::string> late;
+// Which groups of the checkpoint the parameters of a group here come from, each with one of them.
+std::map<size_t, std::string> OptimizerLoad::origins_of(LoadPlan& plan,
+                                                        const std::set<const void*>& held) {
+  std::map<size_t, std::string> origins;
   for (size_t i = 0; i < plan.state.parameters.size(); ++i) {
     const ShardedParameter& parameter = plan.state.parameters[i];
     if (!held.contains(parameter.leaf.unsafeGetTensorImpl())) continue;
     const auto origin = stored_group_of_.find(i);
     if (origin == stored_group_of_.end())
-      late.push_back(parameter.fqn);
+      plan.notes.push_back(c10::str(
+          "'", parameter.fqn,
+          "' was in no optimizer group when it was saved; its state here is left as it is"));
     else
       origins.emplace(origin->second, parameter.fqn);
   }
-  for (const std::string& name : late)
-    plan.notes.push_back(c10::str("'", name,
-                                  "' was in no optimizer group when it was saved; its state here "
-                                  "is left as it is"));
+  return origins;
+}
+
+void OptimizerLoad::match_group(LoadPlan& plan, const Json& stored, size_t live_index) {
+  const auto held = parameters_of(optimizer_->param_groups()[live_index]);
+  const std::map<size_t, std::string> origins = origins_of(plan, held);
   if (origins.empty()) {
     // An empty group has only its position to be known by.
     const bool same =
         held.empty() && live_index < stored.size() && member(stored[live_index], "params").empty();
-    if (same) {
-      matched_[live_index] = live_index;
-      plan_options(plan, stored, live_index, live_index);
-    } else {
-      plan.notes.push_back(c10::str("optimizer group ", live_index,
-                                    " has no counterpart in the checkpoint; "
-                                    "its options stay as they are"));
-    }
+    if (same) return take_group(plan, stored, live_index, live_index);
+    plan.notes.push_back(
+        c10::str("optimizer group ", live_index,
+                 " has no counterpart in the checkpoint; its options stay as they are"));
     return;
   }
   const auto& [group, name] = *origins.begin();
-  if (origins.size() > 1) {
+  if (origins.size() > 1)
     plan.problems.push_back(c10::str("optimizer group ", live_index, " holds '", name,
                                      "' of group ", group, " of the checkpoint and '",
                                      origins.rbegin()->second, "' of group ",
                                      origins.rbegin()->first));
-    return;
-  }
-  if (matched_[group] != kNone) {
+  else if (matched_[group] != kNone)
     plan.problems.push_back(c10::str("group ", group,
                                      " of the checkpoint is split into the groups ",
                                      matched_[group], " and ", live_index, " here ('", name, "')"));
-    return;
-  }
-  matched_[group] = live_index;
-  plan_options(plan, stored, group, live_index);
+  else
+    take_group(plan, stored, group, live_index);
+}
+
+void OptimizerLoad::take_group(LoadPlan& plan, const Json& stored, size_t stored_index,
+                               size_t live_index) {
+  matched_[stored_index] = live_index;
+  plan_options(plan, stored, stored_index, live_index);
 }
 
 // Parameters that were optimized at the save and are not now.

@@ -5,7 +5,10 @@
 // what is loaded is reserved.
 #pragma once
 
+#include <map>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -75,6 +78,9 @@ class OptimizerLoad {
   };
   void plan_groups(LoadPlan& plan, const nlohmann::json& stored);
   void match_group(LoadPlan& plan, const nlohmann::json& stored, size_t live_index);
+  std::map<size_t, std::string> origins_of(LoadPlan& plan, const std::set<const void*>& held);
+  void take_group(LoadPlan& plan, const nlohmann::json& stored, size_t stored_index,
+                  size_t live_index);
   void check_left_out(LoadPlan& plan, const nlohmann::json& stored);
   void plan_options(LoadPlan& plan, const nlohmann::json& stored, size_t stored_index,
                     size_t live_index);

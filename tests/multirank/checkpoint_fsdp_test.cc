@@ -180,6 +180,90 @@ INSTANTIATE_TEST_SUITE_P(All, CheckpointFsdp,
                                                           StateDictKind::kLocal)),
                          case_name);
 
+// The two faults from which this project comes, by name. Both at every world size and on every
+// rank, with ranks that hold no row of some parameters.
+
+TEST(AdagradSumSurvives, BeforeAndAfterTheFirstStepAndInLateGroups) {
+  using torch::optim::Adagrad;
+  using torch::optim::AdagradOptions;
+  for (const StateDictKind kind :
+       {StateDictKind::kSharded, StateDictKind::kFull, StateDictKind::kLocal}) {
+    for (const int64_t steps : {0, 3}) {
+      SharedDirectory directory;
+      const CkptSpec spec = CkptSpec().kind(kind);
+      const MakeOptimizer two_groups = [](std::vector<Tensor> parameters) {
+        const std::vector<Tensor> late(parameters.end() - 3, parameters.end());
+        parameters.resize(parameters.size() - 3);
+        std::vector<torch::optim::OptimizerParamGroup> groups;
+        groups.emplace_back(std::move(parameters));
+        groups.emplace_back(late, std::make_unique<AdagradOptions>(0.5));
+        return std::make_unique<Adagrad>(groups,
+                                         AdagradOptions(1e-2).initial_accumulator_value(0.25));
+      };
+      ShardedRun saved(two_groups, 1);
+      for (int64_t step = 0; step < steps; ++step) saved.step(step);
+      save_checkpoint(directory / "c", TrainState(*saved.sharded, *saved.optimizer), spec, steps,
+                      SaveOptions().sync(false));
+      ShardedRun loaded(two_groups, 2);
+      TrainState state(*loaded.sharded, *loaded.optimizer);
+      load_checkpoint(directory / "c", state, spec);
+      const auto& mine = loaded.sharded->parameters();
+      for (size_t i = 0; i < mine.size(); ++i) {
+        const auto& have = static_cast<const torch::optim::AdagradParamState&>(
+            *loaded.optimizer->state().at(mine[i].leaf.unsafeGetTensorImpl()));
+        const auto& want =
+            static_cast<const torch::optim::AdagradParamState&>(*saved.optimizer->state().at(
+                saved.sharded->parameters()[i].leaf.unsafeGetTensorImpl()));
+        EXPECT_EQ(have.sum().sizes(), mine[i].leaf.sizes()) << mine[i].fqn;
+        EXPECT_TRUE(torch::equal(have.sum(), want.sum())) << mine[i].fqn;
+        EXPECT_EQ(have.step(), want.step()) << mine[i].fqn;
+      }
+      torch::manual_seed(9);  // of the dropout
+      const double loss = loaded.step(steps);
+      torch::manual_seed(9);
+      EXPECT_EQ(loss, saved.step(steps));
+    }
+  }
+}
+
+TEST(StepIsNeverMissing, ExactValueAndTypeForEveryParameterInEveryKind) {
+  using torch::optim::Adam;
+  using torch::optim::AdamParamState;
+  const MakeOptimizer make = make_with<Adam>(torch::optim::AdamOptions(1e-2));
+  for (const StateDictKind kind :
+       {StateDictKind::kSharded, StateDictKind::kFull, StateDictKind::kLocal}) {
+    SharedDirectory directory;
+    const CkptSpec spec = CkptSpec().kind(kind);
+    ShardedRun saved(make, 1);
+    for (int64_t step = 0; step < 2; ++step) saved.step(step);
+    int64_t number = 0;
+    // Another count for every parameter; the largest cannot be held by a float.
+    for (const ShardedParameter& parameter : saved.sharded->parameters()) {
+      const auto found = saved.optimizer->state().find(parameter.leaf.unsafeGetTensorImpl());
+      if (found != saved.optimizer->state().end())
+        static_cast<AdamParamState&>(*found->second).step(++number + (int64_t{1} << 40));
+    }
+    ASSERT_GT(number, 4);
+    save_checkpoint(directory / "c", TrainState(*saved.sharded, *saved.optimizer), spec, 2,
+                    SaveOptions().sync(false));
+    ShardedRun fresh(make, 2);
+    TrainState state(*fresh.sharded, *fresh.optimizer);
+    load_checkpoint(directory / "c", state, spec);
+    assert_step_present(*fresh.optimizer, *fresh.sharded);
+    number = 0;
+    for (const ShardedParameter& parameter : fresh.sharded->parameters()) {
+      const auto found = fresh.optimizer->state().find(parameter.leaf.unsafeGetTensorImpl());
+      const bool trained = parameter.leaf.requires_grad() && !parameter.fqn.starts_with("unused");
+      ASSERT_EQ(found != fresh.optimizer->state().end(), trained) << parameter.fqn;
+      if (trained) {
+        EXPECT_EQ(static_cast<const AdamParamState&>(*found->second).step(),
+                  ++number + (int64_t{1} << 40))
+            << parameter.fqn;
+      }
+    }
+  }
+}
+
 // The first thing after a load may be an evaluation: what peers read must be what was loaded.
 TEST(CheckpointFsdpMore, EvaluationRightAfterALoad) {
   const Case test = cases()[2];

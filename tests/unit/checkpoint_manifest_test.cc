@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <random>
 
 #include "checkpoint/box_reader.h"
 #include "checkpoint/state_keys.h"
@@ -158,6 +159,44 @@ TEST(CheckpointManifest, HostileTextIsRefused) {
   std::string newer = encode_manifest(sample());
   newer.replace(newer.find("\"version\":1"), 11, "\"version\":2");
   EXPECT_THROW(parse_manifest(sealed(newer.substr(newer.find('\n') + 1)), "m"), LayoutError);
+}
+
+// Sealed again after a random change, as an enemy would: accepted or refused, never worse.
+TEST(CheckpointManifest, RandomChangesUnderAValidSeal) {
+  const std::string text = encode_manifest(sample());
+  const std::string body = text.substr(text.find('\n') + 1);
+  std::mt19937 random(7);
+  size_t refused = 0;
+  constexpr size_t kTries = 3000;
+  for (size_t i = 0; i < kTries; ++i) {
+    std::string changed = body;
+    for (uint32_t changes = random() % 3 + 1; changes > 0; --changes) {
+      const size_t at = random() % changed.size();
+      switch (random() % 4) {
+        case 0:
+          changed[at] = static_cast<char>(random());
+          break;
+        case 1:
+          changed[at] = "0123456789-,[]{}\"e."[random() % 19];
+          break;
+        case 2:
+          changed.erase(at, random() % 20);
+          break;
+        default:
+          changed.insert(at, changed.substr(random() % changed.size(), random() % 30));
+          break;
+      }
+    }
+    try {
+      const Manifest manifest = parse_manifest(sealed(changed), "m");
+      for (const StoredTensor& tensor : manifest.tensors)
+        for (const StoredBox& box : tensor.boxes)
+          ASSERT_LE(box.offset + box.bytes, manifest.files.at(static_cast<size_t>(box.file)).bytes);
+    } catch (const Error&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, kTries / 2);
 }
 
 TEST(CheckpointBoxReader, ReadsOnlyTheBlocksOfTheWantedRows) {
