@@ -8,6 +8,9 @@ namespace {
 
 using torch::Tensor;
 
+// Two equal values have their own bits as mean; of more, the mean is rounded.
+double exact(double otherwise) { return world_size() <= 2 && has_equal_bits() ? 0 : otherwise; }
+
 struct MixedImpl : torch::nn::Module {
   torch::nn::Linear half{nullptr}, single{nullptr}, wide{nullptr};
   Tensor mask, codes;
@@ -19,6 +22,7 @@ struct MixedImpl : torch::nn::Module {
     wide->to(torch::kDouble);
     mask = register_parameter("mask", torch::tensor({true, false, true, true, false}), false);
     codes = register_parameter("codes", torch::arange(35, torch::kUInt8).view({5, 7}), false);
+    to(device());
   }
   Tensor forward(Tensor x) {
     x = torch::tanh(half->forward(x.to(torch::kBFloat16))).to(torch::kFloat);
@@ -39,10 +43,10 @@ TEST(Dtypes, MixedInOneUnit) {
   torch::optim::SGD optimizer(wrapped->parameters(), torch::optim::SGDOptions(1e-3).momentum(0.9));
   for (int step = 0; step < 4; ++step) {
     torch::manual_seed(step);
-    const Tensor x = torch::randn({9, 13});
+    const Tensor x = here(torch::randn({9, 13}));
     Tensor expected = plain->forward(x);
     Tensor actual = wrapped->forward(x);
-    EXPECT_LE(difference(actual, expected), world_size() <= 2 ? 0 : 1e-3);
+    EXPECT_LE(difference(actual, expected), exact(1e-3));
     expected.backward();
     actual.backward();
     for (const auto& parameter : sharded.parameters()) {
@@ -50,7 +54,7 @@ TEST(Dtypes, MixedInOneUnit) {
         EXPECT_EQ(parameter.leaf.grad().scalar_type(), parameter.leaf.scalar_type()) << parameter.fqn;
       }
     }
-    expect_same_gradients(sharded, *plain, world_size() <= 2 ? 0 : 1e-2, "mixed");
+    expect_same_gradients(sharded, *plain, exact(1e-2), "mixed");
     plain_optimizer.step();
     optimizer.step();
     plain_optimizer.zero_grad();
@@ -67,6 +71,7 @@ TEST(Dtypes, HalfGradientsAreSummedInFp32) {
     Tensor w = register_parameter("w", torch::ones({64}, torch::kBFloat16));
   };
   auto model = std::make_shared<OneImpl>();
+  model->to(device());
   Sharded sharded = fully_shard(*model, runtime().mesh());
   // rank 0 contributes 256, the others 1 each
   (model->w * (rank() == 0 ? 256.0 : 1.0)).sum().backward();
@@ -83,6 +88,8 @@ TEST(Dtypes, FusedAndForeachWritesAreSeen) {
   torch::nn::Linear plain(12, 9);
   torch::manual_seed(1);
   torch::nn::Linear wrapped(12, 9);
+  plain->to(device());
+  wrapped->to(device());
   Sharded sharded = fully_shard(*wrapped, runtime().mesh(), FsdpOptions().debug_overwrite_freed(true));
   struct Adam {
     std::vector<Tensor> params, exp_avg, exp_avg_sq, steps;
@@ -90,7 +97,7 @@ TEST(Dtypes, FusedAndForeachWritesAreSeen) {
       for (const Tensor& p : params) {
         exp_avg.push_back(torch::zeros_like(p));
         exp_avg_sq.push_back(torch::zeros_like(p));
-        steps.push_back(torch::zeros({}));
+        steps.push_back(here(torch::zeros({})));
       }
     }
     void step() {
@@ -106,7 +113,7 @@ TEST(Dtypes, FusedAndForeachWritesAreSeen) {
   Adam expected(plain->parameters());
   Adam actual(wrapped->parameters());
   for (int step = 0; step < 6; ++step) {
-    const Tensor x = torch::ones({3, 12}) * (step + 1);
+    const Tensor x = here(torch::ones({3, 12})) * (step + 1);
     Tensor one = plain->forward(x).pow(2).mean();
     Tensor two = wrapped->forward(x).pow(2).mean();
     EXPECT_LE(difference(two, one), 1e-5) << "step " << step;
@@ -130,6 +137,8 @@ TEST(Dtypes, ShapesThatShardBadly) {
   };
   auto plain = std::make_shared<ShapesImpl>();
   auto wrapped = std::make_shared<ShapesImpl>();
+  plain->to(device());
+  wrapped->to(device());
   Sharded sharded = fully_shard(*wrapped, runtime().mesh(), FsdpOptions().debug_overwrite_freed(true));
   torch::optim::Adagrad plain_optimizer(plain->parameters(), torch::optim::AdagradOptions(1e-2));
   torch::optim::Adagrad optimizer(wrapped->parameters(), torch::optim::AdagradOptions(1e-2));
@@ -165,14 +174,16 @@ TEST(Dtypes, TiedWeights) {
   auto plain = std::make_shared<TiedImpl>();
   torch::manual_seed(1);
   auto wrapped = std::make_shared<TiedImpl>();
+  plain->to(device());
+  wrapped->to(device());
   Sharded sharded = fully_shard(*wrapped, runtime().mesh(), FsdpOptions().unit(*wrapped->table).unit(*wrapped->body));
   ASSERT_EQ(sharded.parameters().size(), 3U);
   EXPECT_EQ(sharded.parameters()[0].fqn, "head");
   EXPECT_EQ(sharded.parameters()[0].aliases, std::vector<std::string>{"table.weight"});
   EXPECT_EQ(sharded.parameters()[0].unit, 0) << "used by root and table: belongs to their common ancestor";
-  plain->forward(torch::arange(11)).backward();
-  wrapped->forward(torch::arange(11)).backward();
-  expect_same_gradients(sharded, *plain, world_size() <= 2 ? 0 : 1e-6, "tied");
+  plain->forward(here(torch::arange(11))).backward();
+  wrapped->forward(here(torch::arange(11))).backward();
+  expect_same_gradients(sharded, *plain, exact(1e-6), "tied");
 }
 
 }  // namespace
