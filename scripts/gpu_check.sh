@@ -66,7 +66,7 @@ check_ranks() { # check_ranks NAME BACKEND N PROGRAM...
   check "$name" "${command[@]}"
 }
 
-tests=(fsdp_training_test fsdp_programs_test fsdp_order_test checkpoint_fsdp_test)
+tests=(fsdp_training_test fsdp_programs_test fsdp_order_test fsdp_dtypes_test checkpoint_device_test)
 programs=(tessera-run tessera-train tessera-ckpt runtime_report communicator_test "${tests[@]}")
 for program in "${programs[@]}"; do
   [[ -x "$bin/$program" ]] || fail "programs" "$bin/$program is missing: scripts/build.sh --tests"

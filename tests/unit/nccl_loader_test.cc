@@ -57,6 +57,13 @@ class Loader : public testing::Test {
   std::filesystem::path directory_;
 };
 
+// First in the process: afterwards the real library may have brought CUDA.
+TEST_F(Loader, ProgramThatAskedForCudaTooEarly) {
+  at::manual_seed(1);
+  const std::string text = message_of<UsageError>([] { check_torch_sees_cuda(); });
+  expect_contains(text, "call Runtime::from_environment() first");
+}
+
 TEST_F(Loader, LibraryNextToTheProgramOrBesideIt) {
   const std::string bin = (directory_ / "bin").string();
   expect_contains(message_of<UsageError>([&] { find_nccl_library(environment({}), bin); }),
@@ -95,13 +102,22 @@ TEST_F(Loader, LibraryWithoutTheSymbol) {
 // missing. (With CUDA it loads; scripts/gpu_check.sh goes on from there.)
 #ifdef TESSERA_NCCL_LIBRARY_PATH
 TEST_F(Loader, RealLibraryLoadsOrSaysWhatIsMissing) {
+  MakeNcclGroup* make_group = nullptr;
   try {
-    EXPECT_NE(load_nccl_library(TESSERA_NCCL_LIBRARY_PATH), nullptr);
+    make_group = load_nccl_library(TESSERA_NCCL_LIBRARY_PATH);
   } catch (const UsageError& error) {
     expect_contains(error.what(), "cannot open shared object file");
     expect_contains(error.what(), "LibTorch with all of its CUDA libraries");
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+    return;
   }
+  if (torch::cuda::is_available()) return;
+  const StorePtr store = make_private_store();
+  const std::string text = message_of<CommError>([&] {
+    make_nccl(make_group, store, {}, {torch::kCUDA, 0}, 5s);
+  });
+  expect_contains(text, "rank 0 cannot start NCCL on cuda:0: ");
+  EXPECT_EQ(text.find('\n'), std::string::npos) << text;
 }
 #endif
 
@@ -111,12 +127,6 @@ TEST_F(Loader, LibraryOfAnotherInterface) {
   const std::string text =
       message_of<CommError>([&] { make_nccl(make_group, store, {}, kDevice, 5s); });
   expect_contains(text, "cannot start NCCL on meta: another interface version");
-}
-
-TEST_F(Loader, ProgramThatAskedForCudaTooEarly) {
-  at::manual_seed(1);
-  const std::string text = message_of<UsageError>([] { check_torch_sees_cuda(); });
-  expect_contains(text, "call Runtime::from_environment() first");
 }
 
 TEST_F(Loader, LoadedGroupTakesDeviceTensorsAndGlooTheRest) {
