@@ -73,7 +73,7 @@ bool has_manifest(io::FileSystem& files, const std::string& directory) {
 std::string rename_numbered(io::FileSystem& files, const std::string& from, const std::string& root,
                             const std::string& name, bool may_number) {
   for (int number = 0;; ++number) {
-    const std::string candidate = number == 0 ? name : fmt::format("{}.{}", name, number);
+    std::string candidate = number == 0 ? name : fmt::format("{}.{}", name, number);
     const std::string target = io::join_path(root, candidate);
     const bool last = !may_number || number == kMaxNumber;
     try {
@@ -139,7 +139,7 @@ std::string claim_temporary(io::FileSystem& files, const std::string& root,
                             const std::string& name) {
   files.create_directories(root);
   for (int number = 0; number < kMaxNumber; ++number) {
-    const std::string path = io::join_path(
+    std::string path = io::join_path(
         root, fmt::format("{}{}-{}-{}-{}", kSaving, name, host_name(), ::getpid(), number));
     if (files.create_directory(path)) return path;
   }
@@ -170,7 +170,7 @@ std::vector<std::string> clean_leftovers(io::FileSystem& files, const std::strin
 
 std::string publish(io::FileSystem& files, const std::string& temporary, const std::string& root,
                     const std::string& name, bool may_number, bool sync) {
-  const std::string published = rename_numbered(files, temporary, root, name, may_number);
+  std::string published = rename_numbered(files, temporary, root, name, may_number);
   if (sync) files.sync_directory(root);
   return published;
 }
@@ -183,8 +183,8 @@ void write_latest_hint(io::FileSystem& files, const std::string& root, const std
 }
 
 std::string set_aside(io::FileSystem& files, const std::string& root, const std::string& name) {
-  const std::string moved = rename_numbered(files, io::join_path(root, name), root,
-                                            std::string(kDamaged) + name, /*may_number=*/true);
+  std::string moved = rename_numbered(files, io::join_path(root, name), root,
+                                      std::string(kDamaged) + name, /*may_number=*/true);
   files.sync_directory(root);
   return moved;
 }

@@ -130,7 +130,7 @@ std::string tensor_lines(const Manifest& manifest) {
 void add_scalar_lines(const Json& value, const std::string& path, std::string& out) {
   if (value.is_object()) {
     for (const auto& [name, inner] : value.items())
-      add_scalar_lines(inner, path.empty() ? name : path + "." + name, out);
+      add_scalar_lines(inner, path.empty() ? name : fmt::format("{}.{}", path, name), out);
   } else if (value.is_array() && value.size() > 8 && value[0].is_string()) {
     out += fmt::format("  {} = {} names, {} ... {}\n", path, value.size(), value.front().dump(),
                        value.back().dump());

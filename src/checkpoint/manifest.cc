@@ -174,7 +174,8 @@ std::map<std::string, std::string> parse_text_map(const Json& json, const std::s
   std::map<std::string, std::string> out;
   if (!json.is_object()) throw CorruptionError(where + " is not an object");
   for (const auto& [name, value] : json.items()) {
-    if (!value.is_string()) throw CorruptionError(where + " has a value that is not text: " + name);
+    if (!value.is_string())
+      throw CorruptionError(fmt::format("{} has a value that is not text: {}", where, name));
     out.emplace(name, value.get<std::string>());
   }
   return out;

@@ -43,9 +43,7 @@ int verify(const std::string& path) {
   return 0;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app("Looks at checkpoints and checks them.", "tessera-ckpt");
   app.footer(kExitCodes);
   app.require_subcommand(1);
@@ -66,13 +64,19 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsage;
   }
+  return inspect_command->parsed() ? inspect(path, json) : verify(path);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
   try {
-    return inspect_command->parsed() ? inspect(path, json) : verify(path);
+    return run(argc, argv);
   } catch (const tessera::UsageError& error) {
-    fmt::print(stderr, "tessera-ckpt: {}\n", error.what());
+    std::fprintf(stderr, "tessera-ckpt: %s\n", error.what());
     return kUsage;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "tessera-ckpt: {}\n", error.what());
+    std::fprintf(stderr, "tessera-ckpt: %s\n", error.what());
     return kDamaged;
   }
 }
