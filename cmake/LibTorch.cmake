@@ -20,10 +20,11 @@ set(_torch "")
 foreach(_candidate IN LISTS _candidates)
   if(EXISTS ${_candidate}/include/torch/csrc/api/include/torch/torch.h AND EXISTS ${_candidate}/lib/libtorch_cpu.so)
     get_filename_component(_torch ${_candidate} ABSOLUTE)
+    set(_found_as ${_candidate})  # a loop's variable does not outlive it
     break()
   endif()
 endforeach()
-if(_torch STREQUAL "" OR (TESSERA_LIBTORCH AND NOT _candidate STREQUAL TESSERA_LIBTORCH))
+if(_torch STREQUAL "" OR (TESSERA_LIBTORCH AND NOT _found_as STREQUAL TESSERA_LIBTORCH))
   message(FATAL_ERROR "LibTorch not found. Run scripts/build.sh, which installs the torch wheel, "
     "or pass -DTESSERA_LIBTORCH=<folder with include/ and lib/>. Looked in: ${_candidates}")
 endif()
