@@ -131,10 +131,37 @@ TEST_P(CheckpointCases, A10_LateGroupsKeepTheirNumbers) {  // BL-01, BL-30
   });
 }
 
+TEST_P(CheckpointCases, A10_LateAdagradGroupsCanStepAfterALoad) {  // BL-01
+  ranks([&](comm::Communicator& communicator) {
+    FleetRank saved = rank_of(communicator, {});
+    saved.optimizer = kAdagrad({saved.parameters[0].leaf, saved.parameters[1].leaf});
+    // Its state is missing, as LibTorch leaves it.
+    saved.optimizer->add_param_group(OptimizerParamGroup({saved.parameters[2].leaf}));
+    save(saved, communicator, path_);
+    FleetRank loaded = rank_of(communicator, {}, 3);
+    loaded.optimizer = kAdagrad({loaded.parameters[0].leaf, loaded.parameters[1].leaf});
+    loaded.optimizer->add_param_group(OptimizerParamGroup({loaded.parameters[2].leaf}));
+    load(loaded, communicator, path_);
+    EXPECT_EQ(loaded.state("a.bias").at("step").toInt(), 0);
+    EXPECT_TRUE(loaded.state("a.bias").at("sum").toTensor().eq(0.5).all().item<bool>());
+    loaded.train(0, 2);
+    EXPECT_EQ(loaded.state("a.bias").at("step").toInt(), 2);
+    save(loaded, communicator, temp_ / "next");
+    FleetRank again = rank_of(communicator, {}, 3);
+    again.optimizer = kAdagrad({again.parameters[0].leaf, again.parameters[1].leaf});
+    again.optimizer->add_param_group(OptimizerParamGroup({again.parameters[2].leaf}));
+    load(again, communicator, temp_ / "next");
+    expect_same_state(again, loaded);
+  });
+}
+
 TEST_P(CheckpointCases, B1_AbsentInTheFileIsAbsentAfterTheLoad) {  // B4, B10, B20
   ranks([&](comm::Communicator& communicator) {
     FleetRank saved = rank_of(communicator, kAdam);
-    save(saved, communicator, path_);               // no step yet
+    for (ShardedParameter& parameter : saved.parameters)  // gradients, but the step was skipped
+      if (parameter.leaf.requires_grad())
+        parameter.leaf.mutable_grad() = torch::ones_like(parameter.leaf);
+    save(saved, communicator, path_);
     EXPECT_TRUE(saved.optimizer->state().empty());  // reading state makes none
     FleetRank loaded = rank_of(communicator, kAdam, 3);
     loaded.train(0, 2);
@@ -143,8 +170,10 @@ TEST_P(CheckpointCases, B1_AbsentInTheFileIsAbsentAfterTheLoad) {  // B4, B10, B
     EXPECT_TRUE(loaded.optimizer->state().empty());
     EXPECT_THAT(all_notes(report),
                 HasSubstr("'a.weight' has no optimizer state in the checkpoint"));
-    saved.train(0, 2);
-    loaded.train(0, 2);
+    for (FleetRank* rank : {&saved, &loaded}) {
+      rank->optimizer->zero_grad();
+      rank->train(0, 2);
+    }
     expect_same_state(loaded, saved);
   });
 }
