@@ -50,7 +50,7 @@ metrics="$run/metrics.jsonl"
 log="$run/output.log"
 
 train=("$BUILD/bin/tessera-train" gpt --preset tiny --data "$data" --checkpoint-dir "$checkpoints"
-  --checkpoint-every "$every" --metrics "$metrics" --log-every "$((steps / 15))")
+  --checkpoint-every "$every" --metrics "$metrics" --log-every "$((steps / 15))" --threads 1)
 show() { printf '   $'; printf ' %s' "${@//"$ROOT/"/}"; printf '\n'; }
 
 launcher=""
