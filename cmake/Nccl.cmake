@@ -63,6 +63,7 @@ function(_tessera_find_nccl)
 
   set(roots ${TESSERA_CUDA_HEADERS} ${PROJECT_SOURCE_DIR}/.deps/cuda-headers ${TESSERA_LIBTORCH_FOUND_DIR}/..
     $ENV{CUDA_HOME} $ENV{CUDA_PATH} /usr/local/cuda)
+  list(REMOVE_DUPLICATES roots)
   set(folders "")
   foreach(root IN LISTS roots)
     file(GLOB inner ${root}/nvidia/cu[0-9]*/include ${root}/nvidia/nccl/include)

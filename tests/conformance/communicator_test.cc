@@ -26,8 +26,8 @@ bool sums_in_rank_order() { return communicator().name() != "nccl"; }
 const std::vector<torch::Dtype> kDtypes = {
     torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt64,       torch::kInt,
     torch::kShort, torch::kChar,   torch::kByte, torch::kBool,     torch::kComplexFloat};
-// Empty, one, odd, more than one window of shared memory (1 MiB), and just around it.
-const std::vector<int64_t> kSizes = {0, 1, 3, 1021, (1 << 18) - 1, (1 << 18) + 1, 300007};
+// Empty, one, odd, and more than one window of shared memory (1 MiB of fp32).
+const std::vector<int64_t> kSizes = {0, 1, 3, 1021, (1 << 18) + 1};
 
 // What rank r holds: small whole numbers, exact in every dtype, different on each rank.
 Tensor pattern(int r, int64_t n, torch::Dtype dtype, int64_t seed = 0) {
@@ -234,8 +234,7 @@ TEST_P(AllReduce, HalfTypesAreSummedInFp32) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, AllReduce,
-                         testing::Values(1, 7, 16 * 1024, 16 * 1024 + 1, 50021, 600011));
+INSTANTIATE_TEST_SUITE_P(Sizes, AllReduce, testing::Values(1, 7, 16 * 1024, 16 * 1024 + 1, 300007));
 
 TEST(AllReduceShapes, ZeroDimEmptyAndTransposed) {
   Tensor scalar = torch::full({}, rank() + 1.0, on_device(torch::kDouble));
