@@ -45,6 +45,7 @@ std::vector<std::pair<std::string, ItemValue>> GptTask::identity() const {
   return {{"task", std::string("gpt")},
           {"text", text_.digest},
           {"context", options_.context},
+          {"heads", options_.heads},
           {"samples", sample_count()}};
 }
 

@@ -21,8 +21,8 @@ class RunCheckpoints {
  public:
   using Identity = std::vector<std::pair<std::string, ItemValue>>;
 
-  // `position` is the number of samples consumed: saved, and set by `resume`. It and the optimizer
-  // must outlive this object.
+  // `position` is the number of samples consumed: saved, and set by `resume`. It, the
+  // runtime and the optimizer must outlive this object.
   RunCheckpoints(const TrainOptions& options, const Runtime& runtime, const Sharded& sharded,
                  torch::optim::Optimizer& optimizer, Identity identity, int64_t& position);
   RunCheckpoints(const RunCheckpoints&) = delete;
@@ -36,7 +36,12 @@ class RunCheckpoints {
   const LoadReport& load_report() const { return checkpointer_.last_report(); }
 
  private:
+  TrainState& add_item(TrainState& state, const std::string& name, const ItemValue& value);
+  void look_for_another_run();
   void require_same_run(const std::string& path) const;
+
+  std::string root_;
+  const Runtime& runtime_;
 
   Identity identity_;
   std::map<std::string, ItemValue> stored_;

@@ -31,7 +31,8 @@ class Task {
   // Mean over the samples, of which there is at least one; a 0-dim tensor with a graph.
   virtual torch::Tensor mean_loss(const std::vector<SampleRef>& samples) = 0;
 
-  // Values that a resumed run must share, or its samples would be others: sizes, text.
+  // Values that a resumed run must share, or its samples or the function of the same parameters
+  // would be others: sizes, text.
   virtual std::vector<std::pair<std::string, ItemValue>> identity() const = 0;
 };
 

@@ -63,6 +63,7 @@ void Trainer::shard() {
 void Trainer::resume() {
   RunCheckpoints::Identity identity = task_->identity();
   identity.emplace_back("seed", static_cast<int64_t>(options_.seed));
+  identity.emplace_back("optimizer", std::string(to_string(options_.optimizer)));
   checkpoints_.emplace(options_, runtime_, *sharded_, *optimizer_, std::move(identity), position_);
   if (!options_.resume) return;
   saved_step_ = checkpoints_->resume();

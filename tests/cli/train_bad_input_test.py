@@ -110,16 +110,20 @@ class OtherRun(BadInput):
         self.refuses(["text is"], data=self.write("other.txt", "another text. " * 1000))
 
     def test_other_context(self):
-        self.refuses(["positions.weight"], "--context", 8, code=FAILED)
+        self.refuses(["--context is 8 and was 16"], "--context", 8)
 
     def test_other_width(self):
         self.refuses(["blocks.0.qkv.weight"], "--width", 32, code=FAILED)
 
     def test_other_task(self):
-        self.refuses(["words.weight"], task="wordvec", code=FAILED)
+        self.refuses(["task is wordvec and was gpt"], task="wordvec")
 
     def test_other_optimizer(self):
-        self.refuses(["betas"], "--optimizer", "adagrad", code=FAILED)
+        self.refuses(["--optimizer is adagrad and was adamw"], "--optimizer", "adagrad")
+        self.refuses(["--optimizer is adam and was adamw"], "--optimizer", "adam")
+
+    def test_other_heads(self):
+        self.refuses(["--heads is 4 and was 2"], "--heads", 4)
 
 
 # Its cases are those of the class itself.
