@@ -34,12 +34,21 @@ void write_all(int fd, std::string_view bytes, const std::string& path) {
   }
 }
 
-// A device or pipe is written to as it is.
+// A device is written to as it is. Opening a named pipe would wait for a reader, perhaps for ever;
+// those under /dev are the shell's and have one.
 bool is_regular_file(const std::string& path) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) == 0) return S_ISREG(status.st_mode);
-  if (errno != ENOENT) refuse("looking at", path);
-  return false;
+  if (::stat(path.c_str(), &status) != 0) {
+    if (errno != ENOENT) refuse("looking at", path);
+    return false;
+  }
+  if (S_ISDIR(status.st_mode)) {
+    throw UsageError(fmt::format("--metrics {}: a directory; give the name of a file", path));
+  }
+  if (S_ISFIFO(status.st_mode) && !path.starts_with("/dev/")) {
+    throw UsageError(fmt::format("--metrics {}: a named pipe; give the name of a file", path));
+  }
+  return S_ISREG(status.st_mode);
 }
 
 std::string read_all(const std::string& path) {

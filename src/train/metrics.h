@@ -5,7 +5,8 @@
 // the file once.
 //
 // Threads: one. Cost: one write call a step; opening reads the file once. Only rank 0 has one.
-// Errors: IoError naming the path; UsageError where the file is something else than metrics.
+// Errors: IoError naming the path; UsageError where the path is a directory, a named pipe
+// or a file of something else than metrics.
 #pragma once
 
 #include <cstdint>

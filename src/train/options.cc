@@ -78,6 +78,12 @@ const std::map<std::string, CheckpointKind> kKinds = {
     {"local", CheckpointKind::kLocal},
 };
 
+const CLI::Validator kNotEmpty(
+    [](std::string& path) {
+      return path.empty() ? std::string("the path is empty; give one or drop the flag")
+                          : std::string();
+    },
+    "", "path");
 const CLI::Range kPositive(int64_t{1}, int64_t{1} << 40);
 const CLI::Range kNotNegative(int64_t{0}, int64_t{1} << 40);
 
@@ -134,7 +140,8 @@ void add_numerics(CLI::App& app, Flags& flags) {
 void add_checkpoints(CLI::App& app, Flags& flags) {
   TrainOptions& train = flags.train;
   app.add_option("--checkpoint-dir", train.checkpoint_dir,
-                 "folder of the run's checkpoints; training resumes from the newest complete one");
+                 "folder of the run's checkpoints; training resumes from the newest complete one")
+      ->check(kNotEmpty);
   app.add_option("--checkpoint-every", train.checkpoint_every,
                  "steps between checkpoints (0: only at the end)")
       ->check(kNotNegative)
@@ -150,8 +157,9 @@ void add_checkpoints(CLI::App& app, Flags& flags) {
 
 void add_output(CLI::App& app, Flags& flags) {
   TrainOptions& train = flags.train;
-  app.add_option("--metrics", train.metrics, "file for one JSON line a step");
-  app.add_option("--save-final", train.save_final, "safetensors file for the final parameters");
+  app.add_option("--metrics", train.metrics, "file for one JSON line a step")->check(kNotEmpty);
+  app.add_option("--save-final", train.save_final, "safetensors file for the final parameters")
+      ->check(kNotEmpty);
   app.add_option("--log-every", train.log_every,
                  "steps between lines where the output is no terminal")
       ->check(kPositive)
@@ -244,7 +252,8 @@ std::string contradiction(const TrainOptions& train) {
 
 constexpr const char* kFooter =
     "Exit codes: 0 complete; 1 failed; 2 bad flags, text or checkpoint of another run;\n"
-    "75 interrupted (SIGINT, SIGTERM), checkpoint saved; 76 a rank was lost, nothing saved;\n"
+    "75 interrupted (SIGINT, SIGTERM, SIGHUP), checkpoint saved; 76 a rank was lost, nothing "
+    "saved;\n"
     "77 interrupted, nothing saved (no --checkpoint-dir).\n"
     "On several ranks: tessera-run --nproc N -- tessera-train ...";
 

@@ -26,14 +26,15 @@ size_t terminal_width(int fd) {
   return size.ws_col;
 }
 
-// Nobody is left to hear about an output that is closed; training goes on.
-void write_all(int fd, std::string_view bytes) {
+// Training goes on where the output fails. Whether everything was written.
+bool write_all(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return;
+    if (written <= 0) return false;
     bytes.remove_prefix(static_cast<size_t>(written));
   }
+  return true;
 }
 
 }  // namespace
@@ -69,11 +70,15 @@ std::string elide_middle(std::string_view line, size_t width) {
 Progress::Progress(int fd, int64_t log_every)
     : fd_(fd), log_every_(log_every), terminal_(is_smart_terminal(fd)) {}
 
+void Progress::write(std::string_view text) {
+  if (!write_all(fd_, text)) output_lost_ = true;
+}
+
 void Progress::update(const ProgressState& state) {
   const bool last = state.step >= state.steps;
   if (!terminal_) {
     if (last || state.step == 1 || state.step % log_every_ == 0) {
-      write_all(fd_, format_progress(state) + "\n");
+      write(format_progress(state) + "\n");
     }
     return;
   }
@@ -85,24 +90,24 @@ void Progress::update(const ProgressState& state) {
 }
 
 void Progress::overprint(const std::string& line) {
-  write_all(fd_, std::string(kClearLine) + elide_middle(line, terminal_width(fd_)));
+  write(std::string(kClearLine) + elide_middle(line, terminal_width(fd_)));
   line_open_ = true;
 }
 
 void Progress::clear_line() {
-  if (line_open_) write_all(fd_, kClearLine);
+  if (line_open_) write(kClearLine);
   line_open_ = false;
 }
 
 void Progress::message(const std::string& line) {
   clear_line();
-  write_all(fd_, line + "\n");
+  write(line + "\n");
 }
 
 void Progress::finish() {
   if (!terminal_ || pending_.empty()) return;
   overprint(pending_);
-  write_all(fd_, "\n");
+  write("\n");
   line_open_ = false;
   pending_.clear();
 }

@@ -38,8 +38,11 @@ class Progress {
   void message(const std::string& line);
   // Leaves the last progress line standing.
   void finish();
+  // Whether some of the output could not be written.
+  bool output_lost() const { return output_lost_; }
 
  private:
+  void write(std::string_view text);
   void overprint(const std::string& line);
   void clear_line();
 
@@ -47,6 +50,7 @@ class Progress {
   int64_t log_every_;
   bool terminal_;
   bool line_open_ = false;
+  bool output_lost_ = false;
   std::string pending_;
   std::chrono::steady_clock::time_point last_shown_{};
 };

@@ -16,20 +16,35 @@ volatile std::sig_atomic_t requested_flag = 0;
 // process group already, and the second one must not cut the save short.
 extern "C" void handle_stop(int) { requested_flag = 1; }
 
+void set_handler(int signal, void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  if (::sigaction(signal, &action, nullptr) != 0) {
+    throw IoError(
+        fmt::format("installing the handler of signal {} failed: {}", signal, std::strerror(errno)),
+        errno);
+  }
+}
+
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 }  // namespace
 
 void install() {
-  struct sigaction action {};
-  action.sa_handler = handle_stop;
-  action.sa_flags = SA_RESTART;
-  sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM}) {
-    if (::sigaction(signal, &action, nullptr) != 0) {
-      throw IoError(fmt::format("installing the handler of signal {} failed: {}", signal,
-                                std::strerror(errno)),
-                    errno);
-    }
-  }
+  set_handler(SIGINT, handle_stop);
+  set_handler(SIGTERM, handle_stop);
+  // nohup(1) ignores it, so that the run outlives the terminal.
+  if (!is_ignored(SIGHUP)) set_handler(SIGHUP, handle_stop);
+}
+
+void ignore_write_signals() {
+  set_handler(SIGPIPE, SIG_IGN);
+  set_handler(SIGXFSZ, SIG_IGN);
 }
 
 bool requested() { return requested_flag != 0; }

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <numeric>
 
@@ -15,6 +16,7 @@
 #include "memory_report.h"
 #include "optimizers.h"
 #include "stop_signal.h"
+#include "targets.h"
 
 namespace tessera::train {
 namespace {
@@ -38,6 +40,10 @@ Trainer::Trainer(const TrainOptions& options, const Runtime& runtime)
     }
     task_ = make_task(options_, runtime_.device());
     order_.emplace(options_.seed, task_->sample_count());
+    // Rank 0 writes for all, and another rank may see the folder only once it is made.
+    if (runtime_.rank() != 0) return;
+    if (!options_.checkpoint_dir.empty()) require_checkpoint_dir(options_.checkpoint_dir);
+    if (!options_.save_final.empty()) require_final_target(options_.save_final, options_.data);
   });
   batch_ = options_.batch_per_rank > 0 ? options_.batch_per_rank * runtime_.world_size()
                                        : options_.batch;
@@ -93,8 +99,17 @@ int Trainer::run() {
   if (progress_) progress_->finish();
   summarize(first_step, interrupted);
   if (options_.bench) report_benchmark();
-  if (!interrupted) return kComplete;
+  if (!interrupted) return output_lost() ? kFailed : kComplete;
   return checkpoints_ ? kInterruptedSaved : kInterruptedUnsaved;
+}
+
+bool Trainer::output_lost() const {
+  if (!progress_ || !progress_->output_lost()) return false;
+  std::fputs(
+      "tessera-train: all steps are done, but some of the output could not be written to standard "
+      "output\n",
+      stderr);
+  return true;
 }
 
 void Trainer::step() {
@@ -133,12 +148,22 @@ void Trainer::record(double loss, std::optional<double> grad_norm, double second
   }
   const double rate = tokens_per_second(batch_ * task_->tokens_per_sample(), seconds);
   if (metrics_) {
-    metrics_->append({step_, loss, rate, seconds, grad_norm, order_->epoch(position_), position_});
+    append_metrics({step_, loss, rate, seconds, grad_norm, order_->epoch(position_), position_});
   }
   if (progress_) {
     const std::string checkpoint =
         saved_path_.empty() ? std::string() : "saved " + last_component(saved_path_);
     progress_->update({step_, options_.steps, loss, rate, seconds, checkpoint});
+  }
+}
+
+// The run is worth more than its metrics.
+void Trainer::append_metrics(const StepMetrics& metrics) {
+  try {
+    metrics_->append(metrics);
+  } catch (const IoError& error) {
+    metrics_.reset();
+    say(c10::str("warning: ", error.what(), "; the run goes on without metrics from step ", step_));
   }
 }
 

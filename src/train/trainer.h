@@ -35,10 +35,12 @@ class Trainer {
   void step();
   double clip_gradients();
   void record(double loss, std::optional<double> grad_norm, double seconds);
+  void append_metrics(const StepMetrics& metrics);
   void save();
   bool save_is_due() const;
   void save_final_parameters();
   void say(const std::string& line);
+  bool output_lost() const;
   void summarize(int64_t first_step, bool interrupted);
   void report_benchmark();
 

@@ -1,6 +1,7 @@
 """Bad input: one clear message, the documented code, nothing lost."""
 
 import os
+import subprocess
 import unittest
 
 from train_harness import BAD_USAGE, FAILED, RUN, TRAIN, TrainTest
@@ -65,7 +66,7 @@ class BadInput(TrainTest):
 
     def test_checkpoint_folder_that_cannot_be_made(self):
         path = self.data + "/checkpoints"
-        message = self.refused(2, "gpt", "--checkpoint-dir", path, "--steps", 2, code=FAILED)
+        message = self.refused(2, "gpt", "--checkpoint-dir", path, "--steps", 2)
         self.assertIn(path, message)
 
     def test_world_size_without_rank(self):
@@ -74,9 +75,17 @@ class BadInput(TrainTest):
         self.assertEqual(code, BAD_USAGE, err)
         self.assertIn("RANK", self.one_message(err))
 
+    def test_lost_output_is_a_failure(self):
+        for flags in (["--bench"], ["--help"]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([TRAIN, "wordvec", "--data", self.data, "--steps", "2", *flags],
+                                      stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+            self.assertEqual(done.returncode, FAILED, done.stderr)
+            self.assertIn("could not be written", self.one_message(done.stderr))
+
     def test_final_file_that_cannot_be_written(self):
         path = self.path("no/final.safetensors")
-        self.assertIn(path, self.refused(2, "gpt", "--steps", 2, "--save-final", path, code=FAILED))
+        self.assertIn(path, self.refused(2, "gpt", "--steps", 2, "--save-final", path))
 
 
 class OtherRun(BadInput):

@@ -81,10 +81,11 @@ class TrainTest(unittest.TestCase):
             file.write(text)
         return self.path(name)
 
-    def start_process(self, command, env=None):
+    def start_process(self, command, env=None, before_exec=None):
         full = clean_environment()
         full.update(env or {})
         process = subprocess.Popen(list(map(str, command)), env=full, stdin=subprocess.DEVNULL,
+                                   preexec_fn=before_exec,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(self._end, process)
         return process
@@ -100,11 +101,11 @@ class TrainTest(unittest.TestCase):
         process.stdout.close()
         process.stderr.close()
 
-    def start(self, ranks, task, *flags, data=None, small=True, env=None):
+    def start(self, ranks, task, *flags, data=None, small=True, env=None, before_exec=None):
         """ranks 0: the program itself, without a launcher."""
         command = [] if ranks == 0 else [RUN, "--nproc", ranks, "--"]
         command += [TRAIN, task, *(SMALL[task] if small else []), "--data", data or self.data, *flags]
-        return self.start_process(command, env)
+        return self.start_process(command, env, before_exec)
 
     def finish(self, process):
         out, err = process.communicate(timeout=DEADLINE)

@@ -2,10 +2,11 @@
 
 import os
 import re
+import resource
 import signal
 import unittest
 
-from train_harness import (DEADLINE, INTERRUPTED_SAVED, INTERRUPTED_UNSAVED, PEER_LOST, TRAIN,
+from train_harness import (DEADLINE, FAILED, INTERRUPTED_SAVED, INTERRUPTED_UNSAVED, PEER_LOST, TRAIN,
                            TrainTest)
 
 ENDLESS = 10**6
@@ -62,6 +63,20 @@ class Interrupt(TrainTest):
         code, said, step = self.interrupt(0, "gpt", signal.SIGINT, "--checkpoint-dir", self.path("run"))
         self.assertEqual(code, INTERRUPTED_SAVED, said)
         self.assertTrue(os.path.isdir(self.path(f"run/step-{step:08d}")), said)
+
+    def test_closed_terminal(self):
+        code, said, step = self.interrupt(0, "gpt", signal.SIGHUP, "--checkpoint-dir", self.path("run"))
+        self.assertEqual(code, INTERRUPTED_SAVED, said)
+        self.assertTrue(os.path.isdir(self.path(f"run/step-{step:08d}")), said)
+
+    def test_file_size_limit_is_an_error_of_the_save(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        process = self.start(0, "gpt", "--steps", 1, "--checkpoint-dir", self.path("run"),
+                             before_exec=limit)
+        code, out, err = self.finish(process)
+        self.assertEqual(code, FAILED, out + err)
+        self.assertIn("File too large", err)
 
     def test_signal_to_one_rank_stops_all_at_the_same_step(self):
         process = self.start(3, "gpt", "--steps", ENDLESS, "--metrics", self.path("m.jsonl"),
@@ -131,9 +146,11 @@ class Interrupt(TrainTest):
     def test_survivor_of_a_lost_rank_gloo(self):
         self.survivor_of_a_lost_rank_exits_at_once("gloo")
 
-    def test_full_disk_under_the_metrics_ends_all_ranks(self):
-        out, err = self.train(2, "gpt", "--steps", ENDLESS, "--metrics", "/dev/full", code=1)
-        self.assertIn("/dev/full failed: No space left on device", out + err)
+    def test_full_disk_under_the_metrics_is_told_once_and_the_run_goes_on(self):
+        out, _ = self.train(2, "gpt", "--steps", 5, "--metrics", "/dev/full",
+                            "--checkpoint-dir", self.path("run"))
+        self.assertEqual(out.count("/dev/full failed: No space left on device"), 1, out)
+        self.assertTrue(os.path.isdir(self.path("run/step-00000005")), out)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <tessera/error.h>
 
 #include <cmath>
@@ -126,9 +127,12 @@ TEST_F(MetricsTest, FullDiskIsAnError) {
               ThrowsMessage<IoError>(AllOf(HasSubstr("/dev/full"), HasSubstr("No space left"))));
 }
 
-TEST_F(MetricsTest, FolderInPlaceOfTheFileIsAnError) {
+TEST_F(MetricsTest, FolderOrNamedPipeInPlaceOfTheFileIsRefused) {
   EXPECT_THAT([&] { MetricsFile(root_.string(), 0); },
-              ThrowsMessage<IoError>(HasSubstr(root_.string())));
+              ThrowsMessage<UsageError>(AllOf(HasSubstr(root_.string()), HasSubstr("directory"))));
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_THAT([&] { MetricsFile(path_, 0); },
+              ThrowsMessage<UsageError>(AllOf(HasSubstr(path_), HasSubstr("named pipe"))));
 }
 
 }  // namespace

@@ -127,6 +127,10 @@ TEST(ParseCommand, BadInputIsRefusedWithTheReason) {
       {{"gpt", "--data", "x", "--width", "64", "--heads", "5"}, "--heads 5"},
       {{"gpt", "--data", "x", "--plain", "--checkpoint-dir", "d"}, "--checkpoint-dir"},
       {{"gpt", "--data", "x", "--checkpoint-every", "5"}, "--checkpoint-dir"},
+      {{"gpt", "--data", "x", "--checkpoint-dir", ""}, "--checkpoint-dir"},
+      {{"gpt", "--data", "x", "--checkpoint-dir="}, "--checkpoint-dir"},
+      {{"gpt", "--data", "x", "--save-final", ""}, "--save-final"},
+      {{"gpt", "--data", "x", "--metrics", ""}, "--metrics"},
   };
   for (const BadCase& bad : cases) {
     const ParsedCommand parsed = parse(bad.arguments);
