@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <limits>
 #include <map>
 #include <vector>
 
@@ -86,6 +88,39 @@ const CLI::Validator kNotEmpty(
     "", "path");
 const CLI::Range kPositive(int64_t{1}, int64_t{1} << 40);
 const CLI::Range kNotNegative(int64_t{0}, int64_t{1} << 40);
+// Far above what a machine holds, far below where sizes made of several of them overflow.
+const CLI::Range kBatch(int64_t{1}, int64_t{1} << 20);
+const CLI::Range kLayers(int64_t{1}, int64_t{1000});
+const CLI::Range kColumns(int64_t{1}, int64_t{1} << 16);
+const CLI::Range kContext(int64_t{1}, int64_t{1} << 20);
+const CLI::Range kWindow(int64_t{1}, int64_t{1'000'000});
+const CLI::Range kNegatives(int64_t{1}, int64_t{10'000});
+constexpr int64_t kMaxRows = int64_t{1} << 24;
+// A checkpoint holds it as a signed integer. CLI11's own ranges let larger ones pass as that.
+const CLI::Validator kSeed(
+    [](std::string& text) {
+      int64_t value = -1;
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+      const bool fits = error == std::errc() && end == text.data() + text.size() && value >= 0;
+      return fits ? std::string()
+                  : fmt::format("{} is not an integer from 0 to {}", text,
+                                std::numeric_limits<int64_t>::max());
+    },
+    "", "seed");
+
+// CLI11's own ranges let NaN pass.
+CLI::Validator finite_number(bool zero_is_fine, double most) {
+  return CLI::Validator(
+      [zero_is_fine, most](std::string& text) {
+        double value = 0;
+        const bool fits = CLI::detail::lexical_cast(text, value) && value <= most &&
+                          (value > 0 || (zero_is_fine && value == 0));
+        return fits ? std::string()
+                    : fmt::format("{} is not a number {} 0 and at most {}", text,
+                                  zero_is_fine ? "from" : "above", most);
+      },
+      "", "number");
+}
 
 // One of the names of `table`, without CLI11's habit of printing the enumerators' numbers.
 template <typename Value>
@@ -110,23 +145,25 @@ void add_data_and_steps(CLI::App& app, Flags& flags) {
       ->check(kPositive)
       ->capture_default_str();
   auto* batch =
-      app.add_option("--batch", flags.batch, "samples a step over all ranks")->check(kPositive);
+      app.add_option("--batch", flags.batch, "samples a step over all ranks")->check(kBatch);
   app.add_option("--batch-per-rank", train.batch_per_rank,
                  "samples a step on each rank, instead of --batch")
-      ->check(kPositive)
+      ->check(kBatch)
       ->excludes(batch);
-  app.add_option("--seed", train.seed, "of initial values and sample order")->capture_default_str();
+  app.add_option("--seed", train.seed, "of initial values and sample order")
+      ->check(kSeed)
+      ->capture_default_str();
 }
 
 void add_numerics(CLI::App& app, Flags& flags) {
   TrainOptions& train = flags.train;
   app.add_option("--lr", flags.lr, "learning rate; given on a resume, it replaces the stored one")
-      ->check(CLI::PositiveNumber);
+      ->check(finite_number(false, 1e3));
   add_choice<OptimizerKind>(
       app, "--optimizer", kOptimizers, [&flags](OptimizerKind kind) { flags.optimizer = kind; },
       "stock LibTorch optimizer (gpt: adamw, wordvec: adagrad)");
   app.add_option("--clip", flags.clip, "largest 2-norm of the gradients; 0: no clipping")
-      ->check(CLI::NonNegativeNumber);
+      ->check(finite_number(true, 1e9));
   app.add_option("--dtype", flags.dtype, "fp32 or fp64")
       ->check(CLI::IsMember({"fp32", "fp64"}))
       ->capture_default_str();
@@ -174,11 +211,11 @@ CLI::App* add_gpt(CLI::App& app, Flags& flags) {
       ->check(CLI::IsMember(names_of(gpt_presets())))
       ->capture_default_str();
   gpt->add_option("--vocab", flags.vocab, "embedding rows, at least 256")
-      ->check(CLI::Range(int64_t{256}, int64_t{1} << 31));
-  gpt->add_option("--width", flags.width, "channels")->check(kPositive);
-  gpt->add_option("--layers", flags.layers, "blocks")->check(kPositive);
-  gpt->add_option("--heads", flags.heads, "attention heads; divide the width")->check(kPositive);
-  gpt->add_option("--context", flags.context, "bytes of a sample")->check(kPositive);
+      ->check(CLI::Range(int64_t{256}, kMaxRows));
+  gpt->add_option("--width", flags.width, "channels")->check(kColumns);
+  gpt->add_option("--layers", flags.layers, "blocks")->check(kLayers);
+  gpt->add_option("--heads", flags.heads, "attention heads; divide the width")->check(kColumns);
+  gpt->add_option("--context", flags.context, "bytes of a sample")->check(kContext);
   return gpt;
 }
 
@@ -189,11 +226,11 @@ CLI::App* add_wordvec(CLI::App& app, Flags& flags) {
       ->check(CLI::IsMember(names_of(wordvec_presets())))
       ->capture_default_str();
   wordvec->add_option("--vocab-size", flags.vocab_size, "rows of each table: most frequent words")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 31));
-  wordvec->add_option("--dim", flags.dim, "columns of each table")->check(kPositive);
+      ->check(CLI::Range(int64_t{2}, kMaxRows));
+  wordvec->add_option("--dim", flags.dim, "columns of each table")->check(kColumns);
   wordvec->add_option("--window", flags.window, "words on each side that count as context")
-      ->check(kPositive);
-  wordvec->add_option("--negatives", flags.negatives, "negative words a pair")->check(kPositive);
+      ->check(kWindow);
+  wordvec->add_option("--negatives", flags.negatives, "negative words a pair")->check(kNegatives);
   return wordvec;
 }
 
@@ -235,11 +272,32 @@ void apply_wordvec(Flags& flags) {
   flags.train.model = model;
 }
 
+// Of the matrices, which are all that matters of a large model.
+double parameter_count(const GptOptions& model) {
+  const auto width = static_cast<double>(model.width);
+  return 12 * width * width * static_cast<double>(model.layers) +
+         width * static_cast<double>(model.vocab + model.context);
+}
+
+double parameter_count(const WordvecOptions& model) {
+  return 2 * static_cast<double>(model.vocab_size) * static_cast<double>(model.dim);
+}
+
 // What no single flag can be blamed for; empty where everything fits.
 std::string contradiction(const TrainOptions& train) {
   if (const auto* gpt = std::get_if<GptOptions>(&train.model);
       gpt && gpt->width % gpt->heads != 0) {
     return fmt::format("--heads {} does not divide --width {}", gpt->heads, gpt->width);
+  }
+  constexpr double kMostParameters = 1e12;
+  const double parameters =
+      std::visit([](const auto& model) { return parameter_count(model); }, train.model);
+  if (parameters > kMostParameters) {
+    return fmt::format("{} make a model of {:.1e} parameters; at most {:.0e} are supported",
+                       std::holds_alternative<GptOptions>(train.model)
+                           ? "--width, --layers, --vocab and --context"
+                           : "--vocab-size and --dim",
+                       parameters, kMostParameters);
   }
   if (train.plain && !train.checkpoint_dir.empty()) {
     return "--plain trains the unwrapped module and saves no checkpoints: drop --checkpoint-dir";
@@ -302,6 +360,13 @@ ParsedCommand parse_command(int argc, const char* const* argv) {
     const auto chosen = app.get_subcommands();
     return {std::nullopt, chosen.empty() ? app.help() : chosen.front()->help(), kComplete};
   } catch (const CLI::ParseError& error) {
+    if (argc > 1 && argv[1][0] != '-' && !gpt->parsed() && !wordvec->parsed()) {
+      return {
+          std::nullopt,
+          fmt::format("there is no command '{}': give gpt or wordvec (see tessera-train --help)",
+                      argv[1]),
+          kBadUsage};
+    }
     return {std::nullopt, fmt::format("{} (see tessera-train --help)", error.what()), kBadUsage};
   }
   if (gpt->parsed()) {

@@ -114,7 +114,32 @@ TEST(ParseCommand, BadInputIsRefusedWithTheReason) {
       {{}, "subcommand"},
       {{"gpt", "--data", "x", "--colour", "red"}, "--colour"},
       {{"gpt"}, "--data"},
-      {{"train"}, "train"},
+      {{"train"}, "no command 'train'"},
+      {{"", "--data", "x"}, "no command ''"},
+      {{"gpt", "--data", "x", "--seed", "-1"}, "--seed"},
+      {{"gpt", "--data", "x", "--seed", "18446744073709551615"}, "--seed"},
+      {{"gpt", "--data", "x", "--seed", "99999999999999999999"}, "--seed"},
+      {{"gpt", "--data", "x", "--lr", "nan"}, "--lr"},
+      {{"gpt", "--data", "x", "--lr", "inf"}, "--lr"},
+      {{"gpt", "--data", "x", "--lr", "0"}, "--lr"},
+      {{"gpt", "--data", "x", "--lr", "-1"}, "--lr"},
+      {{"gpt", "--data", "x", "--lr", "1e300"}, "--lr"},
+      {{"gpt", "--data", "x", "--clip", "nan"}, "--clip"},
+      {{"gpt", "--data", "x", "--clip", "inf"}, "--clip"},
+      {{"gpt", "--data", "x", "--clip", "-1"}, "--clip"},
+      {{"gpt", "--data", "x", "--batch", "1099511627776"}, "--batch"},
+      {{"gpt", "--data", "x", "--batch-per-rank", "1099511627776"}, "--batch-per-rank"},
+      {{"gpt", "--data", "x", "--layers", "1000000"}, "--layers"},
+      {{"gpt", "--data", "x", "--width", "1099511627776"}, "--width"},
+      {{"gpt", "--data", "x", "--heads", "1099511627776"}, "--heads"},
+      {{"gpt", "--data", "x", "--context", "1099511627776"}, "--context"},
+      {{"gpt", "--data", "x", "--vocab", "2147483648"}, "--vocab"},
+      {{"gpt", "--data", "x", "--width", "65536", "--layers", "1000"}, "--width, --layers"},
+      {{"wordvec", "--data", "x", "--window", "1099511627776"}, "--window"},
+      {{"wordvec", "--data", "x", "--negatives", "1099511627776"}, "--negatives"},
+      {{"wordvec", "--data", "x", "--vocab-size", "2147483648"}, "--vocab-size"},
+      {{"wordvec", "--data", "x", "--dim", "1099511627776"}, "--dim"},
+      {{"wordvec", "--data", "x", "--vocab-size", "16777216", "--dim", "65536"}, "--vocab-size"},
       {{"gpt", "--data", "x", "--steps", "0"}, "--steps"},
       {{"gpt", "--data", "x", "--steps", "many"}, "many"},
       {{"gpt", "--data", "x", "--preset", "huge"}, "huge"},
@@ -139,6 +164,16 @@ TEST(ParseCommand, BadInputIsRefusedWithTheReason) {
     EXPECT_THAT(parsed.text, HasSubstr(bad.said));
     EXPECT_EQ(parsed.text.find('\n'), std::string::npos) << parsed.text;
   }
+}
+
+TEST(ParseCommand, EdgesOfTheRanges) {
+  const ParsedCommand parsed =
+      parse({"wordvec", "--data", "x", "--seed", "9223372036854775807", "--clip", "0", "--lr",
+             "1e-8", "--window", "1000000", "--batch", "1048576"});
+  ASSERT_TRUE(parsed.options) << parsed.text;
+  EXPECT_EQ(parsed.options->seed, 9223372036854775807u);
+  EXPECT_EQ(parsed.options->clip, 0);
+  EXPECT_EQ(parsed.options->lr, 1e-8);
 }
 
 TEST(ParseCommand, HelpNamesExitCodes) {
