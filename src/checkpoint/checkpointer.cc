@@ -89,17 +89,23 @@ std::optional<LoadReport> load_newest(io::FileSystem& files, const std::string& 
   std::vector<std::string> notes;
   for (const std::string& skipped : candidates.skipped)
     tell(state, notes, "passed over " + skipped);
+  // Damaged ones are set aside only once a good one is found: where none is, the next start must
+  // find them again and refuse too, not begin a new run beside them.
+  std::vector<std::pair<std::string, std::string>> damaged;
   for (const std::string& name : candidates.names) {
     try {
       LoadReport report = load_state(files, io::join_path(root, name), state, spec, options);
+      for (const auto& [bad, why] : damaged) {
+        const std::string outcome = move_damaged(files, root, bad, state);
+        tell(state, notes, c10::str("passed over ", bad, ", which is damaged; ", outcome, ": ", why));
+      }
       report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
       return report;
     } catch (const CorruptionError& error) {
-      const std::string outcome = move_damaged(files, root, name, state);
-      tell(state, notes,
-           c10::str("passed over ", name, ", which is damaged; ", outcome, ": ", error.what()));
+      damaged.emplace_back(name, error.what());
     }
   }
+  for (const auto& [bad, why] : damaged) notes.push_back(c10::str(bad, " is damaged: ", why));
   if (notes.empty()) return std::nullopt;
   std::string text = root + ": no checkpoint of this run is whole; remove or move it to start over";
   for (const std::string& note : notes) text += "\n  " + note;

@@ -117,6 +117,7 @@ TEST_P(Training, SameAsOneProcess) {
     optimizer->zero_grad();
   }
   expect_same_values(sharded, *plain, 1e-8, GetParam().name);
+  expect_same_state(sharded, *optimizer, *plain, *plain_optimizer, 1e-8);
 }
 
 // One rank: every bit, in fp32. Several ranks on the same batch: the same within rounding.

@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "checkpoint/archive_values.h"
 #include "tessera/fsdp.h"
 #include "tessera/runtime.h"
 
@@ -54,6 +55,30 @@ inline void expect_same_values(const Sharded& sharded, torch::nn::Module& refere
   const auto named = reference.named_parameters();
   for (const ShardedParameter& parameter : sharded.parameters()) {
     EXPECT_LE(difference(parameter.leaf, owned_rows(parameter, named[parameter.fqn])), tolerance) << what << ": " << parameter.fqn;
+  }
+}
+
+// Every value of the optimizer's state, whatever its keys, against the optimizer of the twin.
+inline void expect_same_state(const Sharded& sharded, const torch::optim::Optimizer& optimizer, torch::nn::Module& reference,
+                              const torch::optim::Optimizer& expected, double tolerance) {
+  const auto named = reference.named_parameters();
+  for (const ShardedParameter& parameter : sharded.parameters()) {
+    const auto here = optimizer.state().find(parameter.leaf.unsafeGetTensorImpl());
+    const auto there = expected.state().find(named[parameter.fqn].unsafeGetTensorImpl());
+    ASSERT_EQ(here != optimizer.state().end(), there != expected.state().end()) << parameter.fqn;
+    if (there == expected.state().end()) continue;
+    const auto actual = checkpoint::values_of(*here->second);
+    const auto wanted = checkpoint::values_of(*there->second);
+    ASSERT_EQ(actual.size(), wanted.size()) << parameter.fqn;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      const std::string what = parameter.fqn + "." + wanted[i].first;
+      ASSERT_EQ(actual[i].first, wanted[i].first) << what;
+      if (!wanted[i].second.isTensor()) {
+        EXPECT_TRUE(actual[i].second == wanted[i].second) << what;
+        continue;
+      }
+      EXPECT_LE(difference(actual[i].second.toTensor(), owned_rows(parameter, wanted[i].second.toTensor())), tolerance) << what;
+    }
   }
 }
 
