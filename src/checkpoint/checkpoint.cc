@@ -15,7 +15,13 @@ namespace tessera {
 
 TrainState::TrainState(Sharded sharded) : sharded_(std::move(sharded)) {}
 TrainState::TrainState(Sharded sharded, torch::optim::Optimizer& optimizer)
-    : sharded_(std::move(sharded)), optimizer_(&optimizer) {}
+    : sharded_(std::move(sharded)), optimizer_(&optimizer) {
+  if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr)
+    throw UsageError(
+        "LBFGS cannot train a sharded model: its directions and line search are inner products over "
+        "all parameters, and on a rank's own rows every rank would compute others; use another "
+        "optimizer");
+}
 
 TrainState& TrainState::state_factory(StateFactory factory) {
   factory_ = std::move(factory);

@@ -307,6 +307,19 @@ TEST(CheckpointFsdpMore, AnOptimizerBuiltBeforeWrappingIsRefused) {  // A4
   }
 }
 
+TEST(CheckpointFsdpMore, LbfgsIsRefusedWithTheReason) {
+  torch::manual_seed(1);
+  torch::nn::Linear model(4, 3);
+  Sharded sharded = fully_shard(*model, runtime().mesh());
+  torch::optim::LBFGS optimizer(model->parameters(), torch::optim::LBFGSOptions(0.1));
+  try {
+    TrainState state(sharded, optimizer);
+    FAIL();
+  } catch (const UsageError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("LBFGS"), HasSubstr("inner products")));
+  }
+}
+
 TEST(CheckpointFsdpMore, AnotherModelIsRefusedWithEveryMismatchAndNothingChanges) {
   SharedDirectory directory;
   const Case test = cases()[3];
