@@ -23,7 +23,7 @@ def clean_environment():
     return env
 
 
-def run(*command, cwd, timeout=800):
+def run(*command, cwd, timeout=1700):
     result = subprocess.run(command, cwd=cwd, env=clean_environment(), stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout)
     print("$", *command, "\n" + result.stdout[-6000:], flush=True)
