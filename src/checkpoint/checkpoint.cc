@@ -3,6 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/StringUtil.h>
 
+#include "checkpoint/adagrad_state.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/context.h"
 #include "checkpoint/load.h"
@@ -21,6 +22,8 @@ TrainState::TrainState(Sharded sharded, torch::optim::Optimizer& optimizer)
         "LBFGS cannot train a sharded model: its directions and line search are inner products over "
         "all parameters, and on a rank's own rows every rank would compute others; use another "
         "optimizer");
+  // Groups added since the optimizer was built have their state from here on.
+  checkpoint::complete_adagrad(optimizer);
 }
 
 TrainState& TrainState::state_factory(StateFactory factory) {

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/adagrad_state.h"
 #include "checkpoint/context.h"
 #include "checkpoint/dtype.h"
 #include "checkpoint/load_plan.h"
@@ -335,30 +336,13 @@ void OptimizerLoad::build_states(LoadPlan& plan) {
   states_ = serializer.build(wanted_, plan.problems);
 }
 
-// LibTorch's Adagrad makes its states in the constructor only and fails at a step without them:
-// what the checkpoint leaves out begins anew, as the constructor would have it.
-void OptimizerLoad::complete_adagrad() {
-  if (!dynamic_cast<torch::optim::Adagrad*>(optimizer_)) return;
-  for (const auto& group : optimizer_->param_groups()) {
-    const auto& options = static_cast<const torch::optim::AdagradOptions&>(group.options());
-    for (const torch::Tensor& leaf : group.params()) {
-      auto& slot = optimizer_->state()[leaf.unsafeGetTensorImpl()];
-      if (slot) continue;
-      auto state = std::make_unique<torch::optim::AdagradParamState>();
-      state->sum(torch::full(leaf.sizes(), options.initial_accumulator_value(),
-                             leaf.options().requires_grad(false)));
-      slot = std::move(state);
-    }
-  }
-}
-
 void OptimizerLoad::commit() {
   if (!optimizer_) return;
   for (size_t i = 0; i < wanted_.size(); ++i)
     optimizer_->state()[wanted_[i].leaf.unsafeGetTensorImpl()] = std::move(states_[i]);
   for (void* leaf : absent_) optimizer_->state().erase(leaf);
   for (const Group& group : groups_) write_options(*group.options, group.values);
-  complete_adagrad();
+  complete_adagrad(*optimizer_);
 }
 
 }  // namespace tessera::checkpoint

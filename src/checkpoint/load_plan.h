@@ -92,7 +92,6 @@ class OptimizerLoad {
   torch::Tensor state_tensor(LoadPlan& plan, const StoredTensor& stored,
                              const ShardedParameter& parameter);
   void build_states(LoadPlan& plan);
-  void complete_adagrad();
 
   torch::optim::Optimizer* optimizer_ = nullptr;
   std::map<std::string, size_t> live_by_name_;  // stored name -> index of the live parameter

@@ -307,6 +307,25 @@ TEST(CheckpointFsdpMore, AnOptimizerBuiltBeforeWrappingIsRefused) {  // A4
   }
 }
 
+// BL-01, A10: LibTorch's own Adagrad fails at the first step of a group that was added later.
+TEST(AdagradSumSurvives, AGroupAddedAfterConstructionTrains) {
+  torch::manual_seed(1);
+  torch::nn::Linear model(4, 3);
+  Sharded sharded = fully_shard(*model, runtime().mesh());
+  torch::optim::Adagrad optimizer(std::vector<Tensor>{model->named_parameters()["weight"]},
+                                  torch::optim::AdagradOptions(0.1).initial_accumulator_value(0.5));
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup({model->named_parameters()["bias"]}));
+  TrainState state(sharded, optimizer);
+  model->forward(torch::ones({2, 4})).sum().backward();
+  optimizer.step();
+  for (const auto& parameter : sharded.parameters()) {
+    const auto& kept = static_cast<const torch::optim::AdagradParamState&>(
+        *optimizer.state().at(parameter.leaf.unsafeGetTensorImpl()));
+    EXPECT_EQ(kept.step(), 1) << parameter.fqn;
+    EXPECT_TRUE(torch::equal(kept.sum(), torch::full_like(kept.sum(), 4.5))) << parameter.fqn;
+  }
+}
+
 TEST(CheckpointFsdpMore, LbfgsIsRefusedWithTheReason) {
   torch::manual_seed(1);
   torch::nn::Linear model(4, 3);
