@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "comm/sum_dtype.h"
 #include "tessera/error.h"
 
 namespace tessera::comm {
@@ -17,12 +18,6 @@ torch::Tensor byte_tensor(std::string_view bytes, int64_t size) {
 
 // Small tensors travel whole; the sum then runs in rank order on every rank.
 constexpr int64_t kSmallReduce = 16 * 1024;
-
-// Half types are summed in fp32, like everywhere else.
-torch::Tensor accumulator(const torch::Tensor& like) {
-  const bool half = like.scalar_type() == torch::kHalf || like.scalar_type() == torch::kBFloat16;
-  return torch::empty(like.sizes(), half ? like.options().dtype(torch::kFloat) : like.options());
-}
 
 void reduce_rows(torch::Tensor& out, const torch::Tensor& rows, ReduceOp op) {
   out.copy_(rows[0]);
@@ -85,7 +80,7 @@ void Communicator::all_reduce(torch::Tensor tensor, ReduceOp op) {
   if (n <= kSmallReduce || op != ReduceOp::kSum) {
     torch::Tensor rows = torch::empty({world_size() * n}, flat.options());
     all_gather(rows, flat);
-    result = accumulator(flat);
+    result = torch::empty(flat.sizes(), flat.options().dtype(sum_dtype(flat.scalar_type())));
     reduce_rows(result, rows.view({world_size(), n}), op);
   } else {
     const int64_t segment = (n + world_size() - 1) / world_size();

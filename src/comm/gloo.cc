@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 
 #include "comm/backends.h"
+#include "comm/sum_dtype.h"
 #include "tessera/error.h"
 #include "util/first_line.h"
 
@@ -12,10 +13,6 @@ namespace tessera::comm {
 namespace {
 
 using Group = c10d::ProcessGroupGloo;
-
-bool is_half(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
 
 // Moving needs no arithmetic: as bytes, every dtype can be moved.
 at::Tensor as_bytes(const at::Tensor& contiguous) {
@@ -80,10 +77,12 @@ class GlooCommunicator final : public Communicator {
       group_->alltoall_base(target, source, even, even)->wait();
     });
     const at::Tensor rows = received.view({world_size(), n});
-    at::Tensor sum = is_half(out) ? rows[0].to(at::kFloat) : out.view({-1});
-    if (!is_half(out)) sum.copy_(rows[0]);
+    const at::ScalarType dtype = sum_dtype(out.scalar_type());
+    const bool in_place = dtype == out.scalar_type();
+    at::Tensor sum = in_place ? out.view({-1}) : at::empty({n}, out.options().dtype(dtype));
+    sum.copy_(rows[0]);
     for (int r = 1; r < world_size(); ++r) sum.add_(rows[r]);
-    if (is_half(out)) out.view({-1}).copy_(sum);
+    if (!in_place) out.view({-1}).copy_(sum);
   }
 
   void broadcast(at::Tensor tensor, int root) override {

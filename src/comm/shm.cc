@@ -5,14 +5,11 @@
 
 #include "comm/backends.h"
 #include "comm/shared_memory.h"
+#include "comm/sum_dtype.h"
 #include "tessera/error.h"
 
 namespace tessera::comm {
 namespace {
-
-bool is_half(const torch::Tensor& tensor) {
-  return tensor.scalar_type() == torch::kHalf || tensor.scalar_type() == torch::kBFloat16;
-}
 
 // Collectives on arbitrary tensors go through each rank's window in chunks. Two window halves
 // alternate: nobody publishes chunk n + 2 before everybody has read chunk n.
@@ -53,9 +50,11 @@ class ShmCommunicator final : public Communicator {
     const int64_t step = static_cast<int64_t>(SharedMemory::kWindowBytes) / (world_size() * item);
     const torch::Tensor source = input.contiguous().view({world_size(), n});
     torch::Tensor target = out.view({-1});
+    const torch::Dtype dtype = sum_dtype(out.scalar_type());
+    const bool in_place = dtype == out.scalar_type();
     for (int64_t done = 0; done < n; done += step) {
       const int64_t count = std::min(step, n - done);
-      torch::Tensor sum = is_half(out) ? torch::zeros({count}, torch::kFloat) : target.narrow(0, done, count);
+      torch::Tensor sum = in_place ? target.narrow(0, done, count) : torch::empty({count}, out.options().dtype(dtype));
       const int half = begin_chunk();
       for (int r = 0; r < world_size(); ++r) {
         std::memcpy(memory_->window(rank(), half) + r * count * item,
@@ -67,7 +66,7 @@ class ShmCommunicator final : public Communicator {
         const torch::Tensor part = torch::from_blob(memory_->window(r, half) + rank() * count * item, {count}, input.options());
         r == 0 ? sum.copy_(part) : sum.add_(part);
       }
-      if (is_half(out)) target.narrow(0, done, count).copy_(sum);
+      if (!in_place) target.narrow(0, done, count).copy_(sum);
     }
   }
 

@@ -20,6 +20,10 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 
 }  // namespace
 
+int64_t Param::shard_offset(int rank) const {
+  return offset + rows.begin * layout::param_shape(shape).row_numel - buffer->segment_numel * rank;
+}
+
 Param* FlatBuffer::find(int64_t element) const {
   const auto after = std::upper_bound(params.begin(), params.end(), element,
                                       [](int64_t value, const Param* param) { return value < param->offset; });
@@ -96,12 +100,10 @@ void Engine::attach(FlatBuffer& buffer, bool private_copy) {
   }
   if (buffer.unit->live && !mapped_) return;  // stale: refilled in place
   c10::DataPtr memory;
-  for (size_t i = 0; i < free_sizes_.size(); ++i) {
-    if (free_sizes_[i] != bytes) continue;
-    memory = std::move(free_memory_[i]);
-    free_memory_.erase(free_memory_.begin() + static_cast<std::ptrdiff_t>(i));
-    free_sizes_.erase(free_sizes_.begin() + static_cast<std::ptrdiff_t>(i));
-    break;
+  const auto kept = std::find_if(kept_memory_.begin(), kept_memory_.end(), [&](const KeptMemory& k) { return k.bytes == bytes; });
+  if (kept != kept_memory_.end()) {
+    memory = std::move(kept->data);
+    kept_memory_.erase(kept);
   }
   if (memory.get() == nullptr) {
     const c10::OptionalDeviceGuard guard(mesh_.device());  // an allocator serves the current device
@@ -120,10 +122,7 @@ void Engine::detach(FlatBuffer& buffer) {
   }
   c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, mesh_.device()));
   storage->set_nbytes(static_cast<size_t>(0));
-  if (own_memory && free_memory_.size() < kKeptBuffers) {
-    free_memory_.push_back(std::move(memory));
-    free_sizes_.push_back(buffer.bytes());
-  }
+  if (own_memory && kept_memory_.size() < kKeptBuffers) kept_memory_.push_back({buffer.bytes(), std::move(memory)});
 }
 
 void Engine::reshard(Unit& unit) {

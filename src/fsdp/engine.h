@@ -123,8 +123,11 @@ class Engine : public std::enable_shared_from_this<Engine> {
   int shared_region_ = -1;
 
   std::vector<Unit*> current_;  // gathered, and used by the latest operator
-  std::vector<c10::DataPtr> free_memory_;
-  std::vector<size_t> free_sizes_;
+  struct KeptMemory {
+    size_t bytes;
+    c10::DataPtr data;
+  };
+  std::vector<KeptMemory> kept_memory_;  // of resharded units, for the next gather
   bool in_scope_ = false;
   uint64_t sequence_ = 0;
 

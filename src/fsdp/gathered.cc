@@ -7,7 +7,6 @@
 #include "fsdp/header.h"
 #include "fsdp/keyed_tensor.h"
 #include "tessera/error.h"
-#include "util/log.h"
 
 namespace tessera {
 namespace fsdp {

@@ -28,10 +28,9 @@ struct RegistryAccess : torch::nn::Module {
 void copy_owned_rows(const Param& param, FlatBuffer& buffer, int rank) {
   if (param.rows.size() == 0) return;
   const torch::Tensor values = param.full.detach().contiguous().view({-1});
-  const int64_t row_numel = param.full.numel() / layout::param_shape(param.shape).rows;
+  const int64_t row_numel = layout::param_shape(param.shape).row_numel;
   const int64_t count = param.rows.size() * row_numel;
-  const int64_t target = param.offset + param.rows.begin * row_numel - buffer.segment_numel * rank;
-  buffer.shard.narrow(0, target, count).copy_(values.narrow(0, param.rows.begin * row_numel, count));
+  buffer.shard.narrow(0, param.shard_offset(rank), count).copy_(values.narrow(0, param.rows.begin * row_numel, count));
 }
 
 }  // namespace
@@ -87,20 +86,15 @@ void Engine::allocate_buffers() {
 }
 
 void Engine::create_tensors(FlatBuffer& buffer) {
-  const int64_t segment_begin = buffer.segment_numel * mesh_.rank();
   for (size_t i = 0; i < buffer.params.size(); ++i) {
     Param& param = *buffer.params[i];
     copy_owned_rows(param, buffer, mesh_.rank());
     std::vector<int64_t> sizes = param.shape;
-    int64_t offset = 0;
     if (sizes.empty() && param.rows.size() == 0) sizes = {0};
     if (!sizes.empty()) sizes[0] = param.rows.size();
-    const int64_t numel = c10::multiply_integers(sizes);
-    if (numel > 0) {
-      offset = param.offset + param.rows.begin * (numel / param.rows.size()) - segment_begin;
-    } else {
-      offset = buffer.segment_numel + static_cast<int64_t>(i);  // tells an empty leaf's parameter (on_leaf_write)
-    }
+    // The offset of an empty leaf, which has no data, tells whose it is (on_leaf_write).
+    const bool is_empty = c10::multiply_integers(sizes) == 0;
+    const int64_t offset = is_empty ? buffer.segment_numel + static_cast<int64_t>(i) : param.shard_offset(mesh_.rank());
     param.leaf = storage_tensor(buffer.shard.storage(), offset, sizes, buffer.dtype, true);
     param.leaf.set_requires_grad(param.requires_grad);
   }
@@ -116,16 +110,15 @@ void Engine::create_tensors(FlatBuffer& buffer) {
 void Engine::swap_registries() {
   std::unordered_map<const c10::TensorImpl*, torch::Tensor> leaf_of;
   for (const auto& param : params_) leaf_of[param->full.unsafeGetTensorImpl()] = param->leaf;
-  for (const auto& module : module_.modules(/*include_self=*/false)) {
-    for (auto& item : RegistryAccess::of(*module)) {
+  const auto swap = [&](torch::nn::Module& module) {
+    for (auto& item : RegistryAccess::of(module)) {
       const auto found = leaf_of.find(item.value().unsafeGetTensorImpl());
       if (found != leaf_of.end()) item.value() = found->second;
     }
-  }
-  for (auto& item : RegistryAccess::of(module_)) {
-    const auto found = leaf_of.find(item.value().unsafeGetTensorImpl());
-    if (found != leaf_of.end()) item.value() = found->second;
-  }
+  };
+  // The root may live on the stack, where modules() cannot include it.
+  swap(module_);
+  for (const auto& module : module_.modules(/*include_self=*/false)) swap(*module);
 }
 
 }  // namespace tessera::fsdp

@@ -136,12 +136,10 @@ void Engine::reduce_buffer(FlatBuffer& buffer, const std::vector<Header>& header
     result = fresh ? buffer.grad_shard : torch::empty({buffer.segment_numel}, options);
     sum_into(buffer, result, headers);
   }
-  const int64_t segment_begin = buffer.segment_numel * mesh_.rank();
   for (Param* param : buffer.params) {
     if (!used[static_cast<size_t>(param->index)]) continue;
     const bool empty = param->leaf.numel() == 0;
-    const int64_t row_numel = param->rows.size() > 0 ? param->leaf.numel() / param->rows.size() : 0;
-    const int64_t begin = empty ? 0 : param->offset + param->rows.begin * row_numel - segment_begin;
+    const int64_t begin = empty ? 0 : param->shard_offset(mesh_.rank());
     const auto view = [&](const torch::Tensor& flat) {
       return storage_tensor(flat.storage(), flat.storage_offset() + begin, param->leaf.sizes(), buffer.reduce_dtype(), false);
     };

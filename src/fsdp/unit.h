@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/sum_dtype.h"
 #include "layout/flat_layout.h"
 
 namespace tessera::fsdp {
@@ -34,6 +35,8 @@ struct Param {
   bool grad_arrived = false;    // something was accumulated since the last reduction
 
   int64_t numel() const { return full.numel(); }
+  // Element offset of the first owned row inside `rank`'s segment; for owners of rows only.
+  int64_t shard_offset(int rank) const;
 };
 
 // One dtype, one layout: parameter storage, wire buffer and checkpoint chunk at once.
@@ -53,10 +56,7 @@ struct FlatBuffer {
 
   size_t bytes() const { return static_cast<size_t>(numel) * c10::elementSize(dtype); }
   bool has_grads() const { return c10::isFloatingType(dtype) || c10::isComplexType(dtype); }
-  // Sums run in fp32 at least.
-  torch::Dtype reduce_dtype() const {
-    return dtype == torch::kHalf || dtype == torch::kBFloat16 ? torch::kFloat : dtype;
-  }
+  torch::Dtype reduce_dtype() const { return comm::sum_dtype(dtype); }
   // The parameter whose range holds this offset of the whole buffer; null in padding.
   Param* find(int64_t element) const;
 };
