@@ -31,9 +31,15 @@ class Ends(LauncherTest):
         self.assertIn("ranks 0, 2: stopped by tessera-run (SIGTERM)", err.decode())
 
     def test_bl68_only_the_last_rank_fails_late(self):
+        # Late means that the launcher has reaped the others: until then it may still stop them.
+        ended = self.path("ended")
         worker = self.together(3, f'''
-if [ $RANK != 2 ]; then touch {self.dir}/ended-$RANK; exit 0; fi
-while [ ! -e {self.dir}/ended-0 ] || [ ! -e {self.dir}/ended-1 ]; do sleep 0.01; done
+if [ $RANK != 2 ]; then {publish("$$", ended + "-$RANK")} exit 0; fi
+for rank in 0 1; do
+  while [ ! -e {ended}-$rank ]; do sleep 0.01; done
+  pid=$(cat {ended}-$rank)
+  while [ -e /proc/$pid ]; do sleep 0.01; done
+done
 exit 9
 ''')
         code, _, err = self.launch("-n", 3, worker)
