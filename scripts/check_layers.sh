@@ -25,8 +25,9 @@ declare -A MAY_USE=(
   [tools]="util io layout launch comm nccl fsdp optim checkpoint"
   [train]=""
 )
-# Single headers beyond that: checksums are arithmetic and open no file.
-ALSO=" fsdp:io/checksum.h "
+# Single headers beyond that: checksums are arithmetic and open no file; who reads tensors in the
+# background must hear of writes to them.
+ALSO=" fsdp:io/checksum.h checkpoint:fsdp/write_guard.h "
 # The torch-free folders see one public header. What else is torch-free is shown by the build without torch.
 TORCH_FREE="util io layout launch"
 

@@ -25,14 +25,16 @@
 #include <variant>
 #include <vector>
 
+#include <tessera/async_save.h>
 #include <tessera/fsdp.h>
 #include <tessera/runtime.h>
 
 namespace tessera {
 
 namespace checkpoint {
+class BackgroundSaver;
 class ContextBuilder;
-}
+}  // namespace checkpoint
 
 enum class StateDictKind {
   kSharded,  // one file a rank, rows of each tensor; loads at any world size
@@ -257,6 +259,11 @@ class Checkpointer {
                CheckpointerOptions options = {});
   // Returns the directory that was published. [collective]
   std::string save(int64_t step, const TrainState& state);
+  // Saves the values of this moment while training goes on. One save runs at a time: the next call
+  // of any member waits for it and throws, on all ranks, what it failed with. [collective]
+  AsyncSave save_async(int64_t step, const TrainState& state);
+  // Waits for the running save and throws what it failed with. [collective]
+  void wait();
   // The newest checkpoint that is complete and loads, by save sequence; its step, or nothing where
   // the root holds none. Checkpoints passed over are reported; a damaged one is moved aside.
   // [collective]
@@ -269,6 +276,7 @@ class Checkpointer {
   Runtime runtime_;
   CheckpointerOptions options_;
   LoadReport report_;
+  std::shared_ptr<checkpoint::BackgroundSaver> background_;
 };
 
 }  // namespace tessera

@@ -20,6 +20,15 @@ namespace tessera::checkpoint {
 std::vector<std::string> agree(comm::Communicator& communicator, std::string_view what,
                                const std::function<std::string()>& local);
 
+// The two halves of `agree`, for ranks that meet by other means: how `local` went on this rank as a
+// message, and what the messages of all ranks come to.
+std::string outcome_of(const std::function<std::string()>& local);
+bool succeeded(const std::string& outcome);
+// What `local` returned; throws what it threw.
+std::string result_of(const std::string& outcome);
+// Returns what every rank's `local` returned; throws where one failed.
+std::vector<std::string> require_success(std::vector<std::string> outcomes, std::string_view what);
+
 // Appends plain values and length-prefixed text to a message.
 class MessageWriter {
  public:

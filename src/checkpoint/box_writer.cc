@@ -14,13 +14,14 @@ namespace {
 constexpr size_t kPieceBytes = 16 * io::kHashBlockBytes;
 
 void write_box(io::File& out, uint64_t offset, const HostBytes& bytes,
-               std::vector<uint64_t>& hashes) {
+               std::vector<uint64_t>& hashes, const std::function<void(size_t)>& on_written) {
   const auto* data = static_cast<const char*>(bytes.data());
   const size_t size = bytes.size();
   for (size_t done = 0; done < size; done += kPieceBytes) {
     const size_t piece = std::min(kPieceBytes, size - done);
     io::hash_blocks(data + done, piece, hashes);
     out.write_at(offset + done, data + done, piece);
+    on_written(piece);
   }
 }
 
@@ -35,17 +36,17 @@ std::unique_ptr<io::File> create_planned(io::FileSystem& files, const std::strin
 }
 
 void write_boxes(io::File& out, const PlannedFile& file, const std::vector<StateEntry>& entries,
-                 std::vector<uint64_t>& hashes) {
+                 std::vector<uint64_t>& hashes, const std::function<void(size_t)>& on_written) {
   for (const PlannedBox& box : file.boxes) {
     const StateEntry& entry = entries[box.entry];
     if (entry.integer) {
-      write_box(out, box.offset, HostBytes(*entry.integer), hashes);
+      write_box(out, box.offset, HostBytes(*entry.integer), hashes, on_written);
       continue;
     }
     const HostBytes bytes(entry.tensor);
     TORCH_CHECK(bytes.size() == box.bytes, "'", entry.key, "' has ", bytes.size(), " bytes here, ",
                 box.bytes, " were planned: it changed during the save");
-    write_box(out, box.offset, bytes, hashes);
+    write_box(out, box.offset, bytes, hashes, on_written);
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "checkpoint/file_plan.h"
@@ -15,9 +16,10 @@ namespace tessera::checkpoint {
 std::unique_ptr<io::File> create_planned(io::FileSystem& files, const std::string& directory,
                                          const PlannedFile& file);
 
-// Writes the boxes; appends the hashes of each box's blocks, box after box.
+// Writes the boxes; appends the hashes of each box's blocks, box after box. `on_written` hears of
+// every piece of up to 1 MiB.
 void write_boxes(io::File& out, const PlannedFile& file, const std::vector<StateEntry>& entries,
-                 std::vector<uint64_t>& hashes);
+                 std::vector<uint64_t>& hashes, const std::function<void(size_t)>& on_written);
 
 // A new file with this content.
 void write_new_file(io::FileSystem& files, const std::string& path, const std::string& content,

@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "checkpoint/adagrad_state.h"
+#include "checkpoint/background_save.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/context.h"
 #include "checkpoint/load.h"
@@ -89,11 +90,24 @@ Checkpointer::Checkpointer(std::string root, CkptSpec spec, const Runtime& runti
       options_(std::move(options)) {}
 
 std::string Checkpointer::save(int64_t step, const TrainState& state) {
+  wait();
   return checkpoint::save_step(io::real_file_system(), root_, checkpoint::live_state(state), spec_,
                                step, options_);
 }
 
+AsyncSave Checkpointer::save_async(int64_t step, const TrainState& state) {
+  if (!background_)
+    background_ = std::make_shared<checkpoint::BackgroundSaver>(io::real_file_system());
+  return AsyncSave(
+      background_->start(root_, checkpoint::live_state(state), spec_, step, options_));
+}
+
+void Checkpointer::wait() {
+  if (background_) background_->settle(*runtime_.mesh().communicator());
+}
+
 std::optional<int64_t> Checkpointer::load_latest(TrainState& state) {
+  wait();
   auto report = checkpoint::load_newest(io::real_file_system(), root_,
                                         checkpoint::live_state(state), spec_, options_.load());
   if (!report) return std::nullopt;

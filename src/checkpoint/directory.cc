@@ -146,14 +146,17 @@ std::string claim_temporary(io::FileSystem& files, const std::string& root,
   throw IoError(fmt::format("{}: no free name for a temporary directory", root));
 }
 
-std::vector<std::string> clean_leftovers(io::FileSystem& files, const std::string& root) {
+std::vector<std::string> clean_leftovers(io::FileSystem& files, const std::string& root,
+                                         const std::string& own) {
   std::vector<std::string> report;
   if (!files.is_directory(root)) return report;
   for (const io::DirectoryEntry& entry : files.list(root)) {
     const bool saving = entry.name.starts_with(kSaving);
     if (!entry.is_directory || (!saving && !entry.name.starts_with(kDeleting))) continue;
     const std::string path = io::join_path(root, entry.name);
-    if (saving && owner_may_run(entry.name)) {
+    if (path == own) continue;
+    const bool failed = saving && files.exists(io::join_path(path, kFailedName));
+    if (saving && !failed && owner_may_run(entry.name)) {
       report.push_back(path + ": left alone, its process may still be saving");
       continue;
     }

@@ -21,6 +21,9 @@
 
 namespace tessera::checkpoint {
 
+// In the directory of a save that failed: why, for ranks that still wait.
+inline constexpr const char* kFailedName = ".failed";
+
 std::string step_name(int64_t step);
 bool is_step_name(const std::string& name);
 
@@ -47,7 +50,9 @@ std::string claim_temporary(io::FileSystem& files, const std::string& root,
 
 // Removes what interrupted saves and deletions of processes that no longer run have left in `root`;
 // returns one line for each directory removed, and for each left because its owner may be alive.
-std::vector<std::string> clean_leftovers(io::FileSystem& files, const std::string& root);
+// `own` is the caller's and left without a word.
+std::vector<std::string> clean_leftovers(io::FileSystem& files, const std::string& root,
+                                         const std::string& own = {});
 
 // Renames the finished directory to root/name, with `may_number` to root/name.1, .2, ... where that
 // exists. Returns the name. With `sync` the parent is durable afterwards.

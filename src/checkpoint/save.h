@@ -5,12 +5,16 @@
 // rank 0 then removes the temporary directory. Bytes: each rank its own rows, once.
 #pragma once
 
+#include <chrono>
 #include <string>
 
 #include "checkpoint/live_state.h"
 #include "io/file_system.h"
 
 namespace tessera::checkpoint {
+
+// How long a directory that another rank made may take to appear here.
+inline constexpr std::chrono::seconds kVisibilityLimit{30};
 
 struct SaveTarget {
   std::string path;

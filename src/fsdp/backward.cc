@@ -144,6 +144,8 @@ void Engine::finish_backward() {
   }
   std::erase_if(current_, [](const Unit* unit) { return !unit->live; });
   backward_active_ = false;
+  // Kernels that write past the dispatcher come after a backward.
+  pass_guard();
 }
 
 // Gradients that came after their unit's turn (a module used again by a recompute). How many rounds

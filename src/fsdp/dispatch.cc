@@ -64,6 +64,10 @@ class Touch {
   void collect(const torch::Tensor& tensor, bool writes) {
     if (!tensor.defined() || !tensor.key_set().has(kTouchKey) || !tensor.has_storage()) return;
     const ManagedStorage managed = find_storage(tensor.storage().unsafeGetStorageImpl());
+    if (managed.role == StorageRole::kGuarded) {
+      if (writes) managed.guard->before_write();
+      return;
+    }
     if (managed.buffer == nullptr) {
       throw UsageError("operator " + info_.name + " uses a sharded parameter whose tessera::Sharded no longer exists; "
                        "keep the result of fully_shard() for as long as the model is used");

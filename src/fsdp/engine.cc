@@ -132,7 +132,14 @@ void Engine::reshard(Unit& unit) {
   unit.private_copy = false;
 }
 
+void Engine::pass_guard() {
+  if (!leaf_guard_) return;
+  leaf_guard_->before_write();
+  leaf_guard_.reset();
+}
+
 void Engine::on_leaf_write(FlatBuffer& buffer, const torch::Tensor& tensor) {
+  pass_guard();
   if (memory_ != nullptr) memory_->begin_write();
   buffer.unit->stale = true;
   // Graphs that saved the old values must fail, not use the new ones.

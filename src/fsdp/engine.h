@@ -20,6 +20,7 @@
 #include "comm/shared_memory.h"
 #include "fsdp/gradient_slots.h"
 #include "fsdp/unit.h"
+#include "fsdp/write_guard.h"
 #include "tessera/fsdp.h"
 
 namespace tessera::fsdp {
@@ -38,6 +39,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void evict_all_but_pinned();
   void on_leaf_write(FlatBuffer& buffer, const torch::Tensor& tensor);
   void check_full_write(FlatBuffer& buffer, const torch::Tensor& tensor, const std::string& operation) const;
+  // `guard` is asked before the next write to any leaf, or at the end of the next backward.
+  void guard_leaves(const std::shared_ptr<WriteGuard>& guard) { leaf_guard_ = guard; }
   // The flag lives on the leaf; a change on either side reaches the other at the next touch.
   void sync_requires_grad(FlatBuffer& buffer, const torch::Tensor& tensor);
 
@@ -83,6 +86,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Header> announce(Header header);
   std::string describe(const Header& header) const;
   void check_leaves() const;
+  void pass_guard();
 
   // wrap.cc
   void allocate_buffers();
@@ -128,6 +132,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
     c10::DataPtr data;
   };
   std::vector<KeptMemory> kept_memory_;  // of resharded units, for the next gather
+  std::shared_ptr<WriteGuard> leaf_guard_;
   bool in_scope_ = false;
   uint64_t sequence_ = 0;
 

@@ -53,6 +53,7 @@ void Engine::leave_gathered(std::span<const int> units) noexcept {
 
 void Engine::write_back(std::span<const int> units) {
   torch::NoGradGuard no_grad;
+  pass_guard();
   if (memory_ != nullptr) memory_->begin_write();
   for (const int index : units) {
     Unit& unit = *units_[static_cast<size_t>(index)];

@@ -12,7 +12,26 @@ namespace {
 struct Registry {
   std::shared_mutex mutex;
   std::unordered_map<const c10::StorageImpl*, ManagedStorage> storages;
+  struct Guarded {
+    // Keeps the address, not the memory: no other storage can be taken for this one.
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::shared_ptr<WriteGuard> guard;
+  };
+  std::unordered_map<const c10::StorageImpl*, Guarded> guarded;
+  size_t prune_at = 64;
 };
+
+void prune(Registry& all) {
+  for (auto entry = all.guarded.begin(); entry != all.guarded.end();) {
+    if (!entry->second.storage.expired()) {
+      ++entry;
+      continue;
+    }
+    all.storages.erase(entry->first);
+    entry = all.guarded.erase(entry);
+  }
+  all.prune_at = 2 * all.guarded.size() + 64;
+}
 
 Registry& registry() {
   static Registry instance;
@@ -55,12 +74,21 @@ torch::Tensor poison_like(const torch::Tensor& like) {
 
 void register_storage(const c10::Storage& storage, FlatBuffer* buffer, StorageRole role) {
   std::unique_lock lock(registry().mutex);
-  registry().storages[storage.unsafeGetStorageImpl()] = {buffer, role};
+  registry().storages[storage.unsafeGetStorageImpl()] = {buffer, role, nullptr};
 }
 
 void unregister_storage(const c10::Storage& storage) {
   std::unique_lock lock(registry().mutex);
   registry().storages.erase(storage.unsafeGetStorageImpl());
+}
+
+void register_guard(const c10::Storage& storage, const std::shared_ptr<WriteGuard>& guard) {
+  Registry& all = registry();
+  std::unique_lock lock(all.mutex);
+  if (all.guarded.size() >= all.prune_at) prune(all);
+  const c10::StorageImpl* key = storage.unsafeGetStorageImpl();
+  all.storages[key] = {nullptr, StorageRole::kGuarded, guard.get()};
+  all.guarded.insert_or_assign(key, Registry::Guarded{storage.getWeakStorageImpl(), guard});
 }
 
 ManagedStorage find_storage(const c10::StorageImpl* storage) {

@@ -7,7 +7,10 @@
 
 #include <torch/types.h>
 
+#include <memory>
+
 #include "fsdp/unit.h"
+#include "fsdp/write_guard.h"
 
 namespace tessera::fsdp {
 
@@ -20,15 +23,17 @@ torch::Tensor storage_tensor(const c10::Storage& storage, int64_t offset, at::In
 // A stand-in for `like` whose data cannot be read: any access throws and says what to do.
 torch::Tensor poison_like(const torch::Tensor& like);
 
-enum class StorageRole { kGathered, kLeaf };
+enum class StorageRole { kGathered, kLeaf, kGuarded };
 struct ManagedStorage {
-  FlatBuffer* buffer = nullptr;
+  FlatBuffer* buffer = nullptr;  // null where the storage is guarded, or nobody's
   StorageRole role = StorageRole::kGathered;
+  WriteGuard* guard = nullptr;  // of a guarded one
 };
 
 void register_storage(const c10::Storage& storage, FlatBuffer* buffer, StorageRole role);
 void unregister_storage(const c10::Storage& storage);
-// buffer is null for a storage that nobody manages.
+// Replaces an earlier guard. The entry goes when the memory does.
+void register_guard(const c10::Storage& storage, const std::shared_ptr<WriteGuard>& guard);
 ManagedStorage find_storage(const c10::StorageImpl* storage);
 
 }  // namespace tessera::fsdp

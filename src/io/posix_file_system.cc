@@ -200,9 +200,10 @@ std::unique_ptr<FileSystem> make_posix_file_system(PosixCalls& calls) {
 }
 
 FileSystem& real_file_system() {
-  static PosixCalls calls;
-  static PosixFileSystem files(calls);
-  return files;
+  // Never destroyed: a background save may still use it while the process ends.
+  static auto* const calls = new PosixCalls;
+  static auto* const files = new PosixFileSystem(*calls);
+  return *files;
 }
 
 }  // namespace tessera::io

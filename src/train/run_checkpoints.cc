@@ -111,4 +111,14 @@ std::string RunCheckpoints::save(int64_t step) {
   return path;
 }
 
+AsyncSave RunCheckpoints::save_async(int64_t step) {
+  std::optional<AsyncSave> save;
+  together([&] { save = checkpointer_.save_async(step, state_); });
+  return *save;
+}
+
+void RunCheckpoints::wait() {
+  together([&] { checkpointer_.wait(); });
+}
+
 }  // namespace tessera::train

@@ -32,6 +32,9 @@ class RunCheckpoints {
   std::optional<int64_t> resume();
   // Returns the directory. [collective]
   std::string save(int64_t step);
+  // Leaves the writing to the background; the next save, or `wait`, tells how it ended. [collective]
+  AsyncSave save_async(int64_t step);
+  void wait();  // [collective]
 
   const LoadReport& load_report() const { return checkpointer_.last_report(); }
 

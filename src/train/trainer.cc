@@ -94,7 +94,11 @@ int Trainer::run() {
     stopped = runtime_.any(stop_signal::requested());
   }
   const bool interrupted = step_ < options_.steps;
-  if (checkpoints_ && saved_step_ != step_ && step_ > first_step) save();
+  finish_save();
+  if (checkpoints_ && saved_step_ != step_ && step_ > first_step) {
+    save();
+    finish_save();
+  }
   if (!interrupted && !options_.save_final.empty()) save_final_parameters();
   if (progress_) progress_->finish();
   summarize(first_step, interrupted);
@@ -151,9 +155,7 @@ void Trainer::record(double loss, std::optional<double> grad_norm, double second
     append_metrics({step_, loss, rate, seconds, grad_norm, order_->epoch(position_), position_});
   }
   if (progress_) {
-    const std::string checkpoint =
-        saved_path_.empty() ? std::string() : "saved " + last_component(saved_path_);
-    progress_->update({step_, options_.steps, loss, rate, seconds, checkpoint});
+    progress_->update({step_, options_.steps, loss, rate, seconds, save_state()});
   }
 }
 
@@ -172,8 +174,27 @@ bool Trainer::save_is_due() const {
 }
 
 void Trainer::save() {
-  saved_path_ = checkpoints_->save(step_);
+  if (options_.async_save) {
+    finish_save();
+    running_save_ = checkpoints_->save_async(step_);
+  } else {
+    saved_path_ = checkpoints_->save(step_);
+  }
   saved_step_ = step_;
+}
+
+void Trainer::finish_save() {
+  if (!running_save_) return;
+  checkpoints_->wait();
+  saved_path_ = running_save_->committed().get();
+  running_save_.reset();
+}
+
+std::string Trainer::save_state() const {
+  if (!running_save_) return saved_path_.empty() ? "" : "saved " + last_component(saved_path_);
+  const SaveProgress progress = running_save_->progress();
+  const uint64_t percent = progress.total > 0 ? 100 * progress.written / progress.total : 100;
+  return c10::str("saving step ", *saved_step_, " (", std::min<uint64_t>(percent, 100), " %)");
 }
 
 void Trainer::save_final_parameters() {

@@ -37,7 +37,9 @@ class Trainer {
   void record(double loss, std::optional<double> grad_norm, double seconds);
   void append_metrics(const StepMetrics& metrics);
   void save();
+  void finish_save();
   bool save_is_due() const;
+  std::string save_state() const;
   void save_final_parameters();
   void say(const std::string& line);
   bool output_lost() const;
@@ -62,6 +64,7 @@ class Trainer {
   int64_t position_ = 0;
   std::optional<int64_t> saved_step_;
   std::string saved_path_;
+  std::optional<AsyncSave> running_save_;
   std::optional<double> first_loss_;
   double last_loss_ = 0;
   bool warned_not_finite_ = false;

@@ -1,12 +1,7 @@
 // Checkpoints of sharded models as users write them: every rank a process, every backend.
 #include <gmock/gmock.h>
-#include <stdlib.h>
 
-#include <torch/torch.h>
-
-#include <filesystem>
-
-#include "support/multirank.h"
+#include "multirank/checkpoint_run.h"
 #include "tessera/checkpoint.h"
 #include "tessera/error.h"
 
@@ -16,86 +11,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
-
-struct NetImpl : torch::nn::Module {
-  torch::nn::Embedding table{nullptr};
-  torch::nn::Linear a{nullptr}, b{nullptr}, frozen{nullptr}, unused{nullptr};
-  torch::nn::BatchNorm1d norm{nullptr};
-  Tensor scale, codes;
-
-  NetImpl() {
-    table = register_module("table", torch::nn::Embedding(53, 12));
-    a = register_module("a", torch::nn::Linear(12, 17));
-    norm = register_module("norm", torch::nn::BatchNorm1d(17));
-    b = register_module("b", torch::nn::Linear(17, 12));
-    frozen = register_module("frozen", torch::nn::Linear(12, 12));
-    unused = register_module("unused", torch::nn::Linear(3, 1));
-    scale = register_parameter("scale", torch::tensor(1.5));
-    codes = register_parameter("codes", torch::arange(21, torch::kInt64).view({7, 3}), false);
-    for (Tensor& parameter : frozen->parameters()) parameter.set_requires_grad(false);
-  }
-  Tensor forward(const Tensor& ids) {
-    Tensor x = norm->forward(torch::tanh(a->forward(table->forward(ids))));
-    x = frozen->forward(torch::dropout(b->forward(x), 0.1, is_training())) * scale;
-    return at::linear(x, table->weight).log_softmax(-1).pow(2).mean();
-  }
-};
-TORCH_MODULE(Net);
-
-FsdpOptions units() {
-  return FsdpOptions().unit_if([](const std::string& fqn, torch::nn::Module&) {
-    return fqn == "a" || fqn == "b" || fqn == "frozen";
-  });
-}
-
-using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<Tensor>)>;
-
-// A model, sharded, with its optimizer.
-struct ShardedRun {
-  ShardedRun(const MakeOptimizer& make, uint64_t seed) {
-    torch::manual_seed(seed);
-    net = Net();
-    sharded = std::make_unique<Sharded>(fully_shard(*net, runtime().mesh(), units()));
-    optimizer = make(net->parameters());
-    torch::manual_seed(seed + 100 + static_cast<uint64_t>(rank()));
-  }
-  double step(int64_t number) {
-    const Tensor all = (torch::arange(60, torch::kInt64) * 7 + number * 13).remainder(53);
-    const Tensor loss = net->forward(all.slice(0, rank(), c10::nullopt, world_size()));
-    optimizer->zero_grad();
-    loss.backward();
-    sharded->clip_grad_norm(1.0);
-    optimizer->step();
-    return loss.item<double>();
-  }
-  Net net{nullptr};
-  std::unique_ptr<Sharded> sharded;
-  std::unique_ptr<torch::optim::Optimizer> optimizer;
-};
-
-// The same directory on every rank, removed at the end.
-class SharedDirectory {
- public:
-  SharedDirectory() {
-    std::string mine;
-    if (rank() == 0) {
-      std::string pattern =
-          (std::filesystem::temp_directory_path() / "tessera-ckpt-XXXXXX").string();
-      if (::mkdtemp(pattern.data()) != nullptr) mine = pattern;
-    }
-    path_ = runtime().all_gather_bytes(mine)[0];
-  }
-  ~SharedDirectory() {
-    runtime().barrier();
-    std::error_code ignored;
-    if (rank() == 0) std::filesystem::remove_all(path_, ignored);
-  }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 void expect_equal(const ShardedRun& actual, const ShardedRun& expected) {
   torch::NoGradGuard no_grad;
@@ -107,13 +22,6 @@ void expect_equal(const ShardedRun& actual, const ShardedRun& expected) {
   const auto buffers = actual.sharded->buffers(), other_buffers = expected.sharded->buffers();
   for (size_t i = 0; i < buffers.size(); ++i)
     EXPECT_EQ(difference(buffers[i].tensor, other_buffers[i].tensor), 0) << buffers[i].fqn;
-}
-
-template <typename Optimizer, typename Options>
-MakeOptimizer make_with(Options options) {
-  return [options](std::vector<Tensor> parameters) {
-    return std::make_unique<Optimizer>(std::move(parameters), options);
-  };
 }
 
 struct Case {
