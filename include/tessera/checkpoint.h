@@ -26,64 +26,19 @@
 #include <vector>
 
 #include <tessera/async_save.h>
+#include <tessera/ckpt_spec.h>
 #include <tessera/fsdp.h>
+#include <tessera/load_options.h>
 #include <tessera/runtime.h>
+#include <tessera/train_state.h>
 
 namespace tessera {
 
 namespace checkpoint {
 class BackgroundSaver;
 class ContextBuilder;
+class RunLock;
 }  // namespace checkpoint
-
-enum class StateDictKind {
-  kSharded,  // one file a rank, rows of each tensor; loads at any world size
-  kFull,  // whole tensors under plain names; loads at any world size, any safetensors tool reads it
-  kLocal,  // each rank's tensors as they are; loads only at the same layout and world size
-};
-
-enum class DtypePolicy {
-  kExact,    // stored and live dtype must be equal
-  kConvert,  // convert at load, report each tensor
-};
-
-// The only source of truth for the form of a state dict. Immutable: each setter returns a new
-// value.
-class CkptSpec {
- public:
-  CkptSpec();
-  [[nodiscard]] CkptSpec kind(StateDictKind value) const;
-  [[nodiscard]] CkptSpec with_model(bool value) const;
-  [[nodiscard]] CkptSpec with_optimizer(bool value) const;
-  [[nodiscard]] CkptSpec with_rng(bool value) const;
-  [[nodiscard]] CkptSpec with_items(bool value) const;
-  [[nodiscard]] CkptSpec dtype_policy(DtypePolicy value) const;
-  // Text in front of every key, e.g. "teacher."; part of the key scheme, checked at load.
-  [[nodiscard]] CkptSpec key_prefix(std::string value) const;
-
-  StateDictKind kind() const { return kind_; }
-  bool with_model() const { return model_; }
-  bool with_optimizer() const { return optimizer_; }
-  bool with_rng() const { return rng_; }
-  bool with_items() const { return items_; }
-  DtypePolicy dtype_policy() const { return dtype_policy_; }
-  const std::string& key_prefix() const { return key_prefix_; }
-
-  // Field name -> value, in a fixed order: what the manifest stores.
-  std::vector<std::pair<std::string, std::string>> fields() const;
-  // XXH3-64 over `fields()`, as 16 hex digits.
-  std::string fingerprint() const;
-  bool operator==(const CkptSpec&) const = default;
-
- private:
-  StateDictKind kind_ = StateDictKind::kSharded;
-  bool model_ = true;
-  bool optimizer_ = true;
-  bool rng_ = true;
-  bool items_ = true;
-  DtypePolicy dtype_policy_ = DtypePolicy::kExact;
-  std::string key_prefix_;
-};
 
 class SaveOptions {
  public:
@@ -98,65 +53,6 @@ class SaveOptions {
   bool sync_ = true;
 };
 
-class LoadOptions {
- public:
-  LoadOptions& verify(bool value) {
-    verify_ = value;
-    return *this;
-  }  // check every block's hash
-  bool verify() const { return verify_; }
-  // Loads a checkpoint without this optimizer's state and leaves the optimizer as it is.
-  LoadOptions& allow_fresh_optimizer(bool value) {
-    fresh_optimizer_ = value;
-    return *this;
-  }
-  bool allow_fresh_optimizer() const { return fresh_optimizer_; }
-
- private:
-  bool verify_ = true;
-  bool fresh_optimizer_ = false;
-};
-
-using ItemValue = std::variant<bool, int64_t, double, std::string>;
-
-// Creates an empty state object of a custom optimizer whose states are made lazily.
-using StateFactory = std::function<std::unique_ptr<torch::optim::OptimizerParamState>()>;
-
-// What a checkpoint holds: references to live objects, which must outlive it. Cheap to build.
-class TrainState {
- public:
-  explicit TrainState(Sharded sharded);
-  TrainState(Sharded sharded, torch::optim::Optimizer& optimizer);
-
-  TrainState& state_factory(StateFactory factory);
-  // A learning-rate scheduler: its step count is saved and restored.
-  TrainState& scheduler(const std::string& name, torch::optim::LRScheduler& scheduler);
-  // A value of the user, read by `get` at save and handed to `set` at load. It must be equal on all
-  // ranks. `set` runs after everything else was taken over.
-  TrainState& item(const std::string& name, std::function<ItemValue()> get,
-                   std::function<void(const ItemValue&)> set);
-
-  const Sharded& sharded() const { return sharded_; }
-  torch::optim::Optimizer* optimizer() const { return optimizer_; }
-
-  struct Item {
-    std::function<ItemValue()> get;
-    std::function<void(const ItemValue&)> set;
-  };
-  const std::map<std::string, Item>& items() const { return items_; }
-  const std::map<std::string, torch::optim::LRScheduler*>& schedulers() const {
-    return schedulers_;
-  }
-  const StateFactory& state_factory() const { return factory_; }
-
- private:
-  Sharded sharded_;
-  torch::optim::Optimizer* optimizer_ = nullptr;
-  std::map<std::string, Item> items_;
-  std::map<std::string, torch::optim::LRScheduler*> schedulers_;
-  StateFactory factory_;
-};
-
 // How one tensor of the state is spread over the ranks.
 enum class Placement {
   kSharded,     // rows [row_begin, row_end) of dim 0 are here
@@ -164,7 +60,7 @@ enum class Placement {
   kPerRank,     // different on each rank, stored for each
 };
 
-enum class StateRole { kParameter, kBuffer, kOptimizer, kRng };
+enum class StateRole { kParameter, kBuffer, kOptimizer, kRng, kItem };
 
 struct StateEntry {
   std::string key;  // e.g. model.<fqn>, optim.state.<fqn>.<state key>
@@ -203,17 +99,6 @@ class StateDictContext {
 // Reads the live state; changes nothing, runs no optimizer step, copies no tensor.
 StateDictContext make_state_dict_context(const TrainState& state, const CkptSpec& spec);
 
-// What a load did beyond copying equal entries.
-struct LoadReport {
-  int64_t step = 0;
-  std::string path;
-  StateDictKind stored_kind = StateDictKind::kSharded;
-  int stored_world_size = 1;
-  std::vector<std::string>
-      notes;                // conversions, states removed or created, rank-0 buffers taken, ...
-  uint64_t bytes_read = 0;  // by this rank
-};
-
 // Saves into the new directory `path`; it appears complete or not at all. [collective]
 void save_checkpoint(const std::string& path, const TrainState& state, const CkptSpec& spec,
                      int64_t step, const SaveOptions& options = {});
@@ -228,7 +113,8 @@ LoadReport load_checkpoint(const std::string& path, TrainState& state, const Ckp
 // other parameters of its optimizer have (LibTorch: `step`, `exp_avg`, `sum`, ...).
 void assert_step_present(const torch::optim::Optimizer& optimizer, const Sharded& sharded);
 
-// Checkpoints of one run: `step-00000060` directories under one root.
+// Checkpoints of one run: `step-00000060` directories under one root, into which one job at a time
+// may save: another gets a UsageError.
 class CheckpointerOptions {
  public:
   CheckpointerOptions& keep_last(int64_t value) {
@@ -236,6 +122,13 @@ class CheckpointerOptions {
     return *this;
   }  // 0: all
   int64_t keep_last() const { return keep_last_; }
+  // Besides, those of steps that are a multiple of `value` stay for ever (0: none). So does one
+  // beside which a file `<name>.pinned` lies.
+  CheckpointerOptions& keep_every(int64_t value) {
+    keep_every_ = value;
+    return *this;
+  }
+  int64_t keep_every() const { return keep_every_; }
   CheckpointerOptions& save(SaveOptions value) {
     save_ = value;
     return *this;
@@ -249,6 +142,7 @@ class CheckpointerOptions {
 
  private:
   int64_t keep_last_ = 3;
+  int64_t keep_every_ = 0;
   SaveOptions save_;
   LoadOptions load_;
 };
@@ -276,6 +170,7 @@ class Checkpointer {
   Runtime runtime_;
   CheckpointerOptions options_;
   LoadReport report_;
+  std::shared_ptr<checkpoint::RunLock> lock_;
   std::shared_ptr<checkpoint::BackgroundSaver> background_;
 };
 

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "checkpoint/agree.h"
-#include "checkpoint/directory.h"
+#include "checkpoint/checkpointer.h"
 #include "checkpoint/meeting.h"
 #include "tessera/error.h"
 #include "util/log.h"
@@ -110,12 +110,12 @@ void BackgroundSaver::settle(comm::Communicator& communicator) {
 std::shared_ptr<BackgroundSave> BackgroundSaver::start(const std::string& root,
                                                        const LiveState& state,
                                                        const CkptSpec& spec, int64_t step,
-                                                       const CheckpointerOptions& options) {
+                                                       const CheckpointerOptions& options,
+                                                       RunLock* lock) {
   settle(*state.communicator);
   auto save = std::make_shared<BackgroundSave>();
   SaveJob& job = save->job;
-  job = prepare_job(state, spec, {io::join_path(root, step_name(step)), true}, step,
-                    options.save());
+  job = prepare_job(state, spec, step_target(root, step, lock), step, options.save());
   try {
     const auto messages =
         agree(*state.communicator, "starting the save of " + job.target.path, [&] {
@@ -128,7 +128,7 @@ std::shared_ptr<BackgroundSave> BackgroundSaver::start(const std::string& root,
           return claim;
         });
     take_claim(job, messages[0]);
-    save->keep_last = options.keep_last();
+    save->options = options;
     save->timeout = state.communicator->timeout();
     hand_over(save);
   } catch (...) {
@@ -191,12 +191,7 @@ void BackgroundSaver::run(BackgroundSave& save) {
     return;
   }
   save.committed_promise.set_value(io::join_path(save.job.root, published));
-  if (!save.job.leader()) return;
-  try {
-    expire(files_, save.job.root, save.keep_last, published);
-  } catch (const Error& error) {
-    log::warning(c10::str("an old checkpoint was not removed: ", error.what()));
-  }
+  if (save.job.leader()) expire_others(files_, save.job.root, published, save.options);
 }
 
 }  // namespace tessera::checkpoint

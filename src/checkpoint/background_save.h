@@ -28,7 +28,7 @@ struct BackgroundSave {
   std::vector<PendingCopy> pending;
   uint64_t total_bytes = 0;
   std::atomic<uint64_t> staged_bytes{0};
-  int64_t keep_last = 0;
+  CheckpointerOptions options;
   std::chrono::milliseconds timeout{0};
   std::promise<void> staged_promise;
   std::promise<std::string> committed_promise;
@@ -47,7 +47,8 @@ class BackgroundSaver {
   // Copies what may change at once, and leaves the rest to the thread. [collective]
   std::shared_ptr<BackgroundSave> start(const std::string& root, const LiveState& state,
                                         const CkptSpec& spec, int64_t step,
-                                        const CheckpointerOptions& options);
+                                        const CheckpointerOptions& options,
+                                        RunLock* lock = nullptr);
   // Waits for the running save; throws on all ranks what it failed with, once. [collective]
   void settle(comm::Communicator& communicator);
 

@@ -1,9 +1,7 @@
 #include "tessera/checkpoint.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <c10/util/StringUtil.h>
 
-#include "checkpoint/adagrad_state.h"
 #include "checkpoint/background_save.h"
 #include "checkpoint/checkpointer.h"
 #include "checkpoint/context.h"
@@ -15,37 +13,25 @@
 
 namespace tessera {
 
-TrainState::TrainState(Sharded sharded) : sharded_(std::move(sharded)) {}
-TrainState::TrainState(Sharded sharded, torch::optim::Optimizer& optimizer)
-    : sharded_(std::move(sharded)), optimizer_(&optimizer) {
-  if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer) != nullptr)
-    throw UsageError(
-        "LBFGS cannot train a sharded model: its directions and line search are inner products over "
-        "all parameters, and on a rank's own rows every rank would compute others; use another "
-        "optimizer");
-  // Groups added since the optimizer was built have their state from here on.
-  checkpoint::complete_adagrad(optimizer);
-}
-
-TrainState& TrainState::state_factory(StateFactory factory) {
-  factory_ = std::move(factory);
-  return *this;
-}
-
-TrainState& TrainState::scheduler(const std::string& name, torch::optim::LRScheduler& scheduler) {
-  if (!schedulers_.emplace(name, &scheduler).second)
-    throw UsageError("a scheduler called '" + name + "' is registered already");
-  return *this;
-}
-
-TrainState& TrainState::item(const std::string& name, std::function<ItemValue()> get,
-                             std::function<void(const ItemValue&)> set) {
-  if (!items_.emplace(name, Item{std::move(get), std::move(set)}).second)
-    throw UsageError("an item called '" + name + "' is registered already");
-  return *this;
-}
-
 namespace checkpoint {
+
+namespace {
+
+void add_model(LiveState& live, const std::string& prefix, const TrainState::Model& model) {
+  for (ShardedParameter parameter : model.sharded.parameters()) {
+    parameter.fqn.insert(0, prefix);
+    for (std::string& alias : parameter.aliases) alias.insert(0, prefix);
+    live.parameters.push_back(std::move(parameter));
+  }
+  for (NamedBuffer buffer : model.sharded.buffers()) {
+    buffer.fqn.insert(0, prefix);
+    live.buffers.push_back(std::move(buffer));
+  }
+  if (model.optimizer)
+    live.more_optimizers.emplace(prefix.substr(0, prefix.size() - 1), model.optimizer);
+}
+
+}  // namespace
 
 LiveState live_state(const TrainState& state) {
   LiveState live;
@@ -53,7 +39,9 @@ LiveState live_state(const TrainState& state) {
   live.buffers = state.sharded().buffers();
   live.communicator = state.sharded().mesh().communicator().get();
   live.optimizer = state.optimizer();
+  for (const auto& [name, model] : state.models()) add_model(live, name + ".", model);
   live.items = state.items();
+  live.tensors = state.tensors();
   live.schedulers = state.schedulers();
   live.factory = state.state_factory();
   live.generator = at::detail::getDefaultCPUGenerator();
@@ -87,19 +75,20 @@ Checkpointer::Checkpointer(std::string root, CkptSpec spec, const Runtime& runti
     : root_(std::move(root)),
       spec_(std::move(spec)),
       runtime_(runtime),
-      options_(std::move(options)) {}
+      options_(std::move(options)),
+      lock_(std::make_shared<checkpoint::RunLock>(root_)) {}
 
 std::string Checkpointer::save(int64_t step, const TrainState& state) {
   wait();
   return checkpoint::save_step(io::real_file_system(), root_, checkpoint::live_state(state), spec_,
-                               step, options_);
+                               step, options_, lock_.get());
 }
 
 AsyncSave Checkpointer::save_async(int64_t step, const TrainState& state) {
   if (!background_)
     background_ = std::make_shared<checkpoint::BackgroundSaver>(io::real_file_system());
   return AsyncSave(
-      background_->start(root_, checkpoint::live_state(state), spec_, step, options_));
+      background_->start(root_, checkpoint::live_state(state), spec_, step, options_, lock_.get()));
 }
 
 void Checkpointer::wait() {

@@ -5,7 +5,6 @@
 #include "checkpoint/agree.h"
 #include "checkpoint/directory.h"
 #include "checkpoint/load.h"
-#include "checkpoint/save.h"
 #include "tessera/error.h"
 #include "util/log.h"
 
@@ -68,17 +67,25 @@ void tell(const LiveState& state, std::vector<std::string>& notes, const std::st
 
 }  // namespace
 
-std::string save_step(io::FileSystem& files, const std::string& root, const LiveState& state,
-                      const CkptSpec& spec, int64_t step, const CheckpointerOptions& options) {
-  const std::string path = save_state(
-      files, state, spec, {io::join_path(root, step_name(step)), true}, step, options.save());
-  if (state.rank() == 0) {
-    try {
-      expire(files, root, options.keep_last(), split_path(path).second);
-    } catch (const IoError& error) {
-      log::warning(c10::str("an old checkpoint was not removed: ", error.what()));
-    }
+SaveTarget step_target(const std::string& root, int64_t step, RunLock* lock) {
+  return {io::join_path(root, step_name(step)), /*may_number=*/true, lock};
+}
+
+void expire_others(io::FileSystem& files, const std::string& root, const std::string& just_saved,
+                   const CheckpointerOptions& options) {
+  try {
+    expire(files, root, {options.keep_last(), options.keep_every()}, just_saved);
+  } catch (const IoError& error) {
+    log::warning(c10::str("an old checkpoint was not removed: ", error.what()));
   }
+}
+
+std::string save_step(io::FileSystem& files, const std::string& root, const LiveState& state,
+                      const CkptSpec& spec, int64_t step, const CheckpointerOptions& options,
+                      RunLock* lock) {
+  const std::string path =
+      save_state(files, state, spec, step_target(root, step, lock), step, options.save());
+  if (state.rank() == 0) expire_others(files, root, split_path(path).second, options);
   return path;
 }
 

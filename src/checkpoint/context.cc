@@ -10,6 +10,7 @@
 #include <set>
 
 #include "checkpoint/dtype.h"
+#include "checkpoint/item_value.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/optim_state.h"
 #include "checkpoint/scheduler_access.h"
@@ -49,7 +50,11 @@ class Builder {
 
   void run() {
     if (spec_.with_model()) add_model();
-    if (spec_.with_optimizer() && state_.optimizer) add_optimizer(*state_.optimizer);
+    if (spec_.with_optimizer()) {
+      if (state_.optimizer) scalars["optimizer"] = add_optimizer(*state_.optimizer);
+      for (const auto& [name, optimizer] : state_.more_optimizers)
+        scalars["optimizers"][name] = add_optimizer(*optimizer);
+    }
     if (spec_.with_rng()) add_rng();
     if (spec_.with_items()) add_items();
     check_keys_unique();
@@ -86,23 +91,24 @@ class Builder {
     }
   }
 
-  void add_optimizer(const torch::optim::Optimizer& optimizer) {
+  Json add_optimizer(const torch::optim::Optimizer& optimizer) {
     const LeafNames leaves = leaf_index(state_.parameters);
-    scalars["optimizer"] = {{"type", c10::demangle(typeid(optimizer).name())},
-                            {"groups", describe_groups(optimizer, state_, leaves)},
-                            {"states", Json::object()},
-                            {"shapes", Json::object()}};
+    Json described = {{"type", c10::demangle(typeid(optimizer).name())},
+                      {"groups", describe_groups(optimizer, state_, leaves)},
+                      {"states", Json::object()},
+                      {"shapes", Json::object()}};
     const std::vector<ArchiveValues> states = read_states(optimizer, leaves);
     const std::set<std::string> irregular = irregular_keys(states);
     for (size_t i = 0; i < states.size(); ++i) {
       const ShardedParameter& parameter = state_.parameters[i];
       if (optimizer.state().find(parameter.leaf.unsafeGetTensorImpl()) == optimizer.state().end())
         continue;
-      scalars["optimizer"]["shapes"][parameter.fqn] = parameter.shape;
-      Json& others = scalars["optimizer"]["states"][parameter.fqn] = Json::object();
+      described["shapes"][parameter.fqn] = parameter.shape;
+      Json& others = described["states"][parameter.fqn] = Json::object();
       for (const auto& [key, value] : states[i])
         add_state_value(parameter, key, value, irregular.contains(key), others);
     }
+    return described;
   }
 
   // By parameter, in the order of `parameters`: the optimizer's own order is that of a hash table.
@@ -207,12 +213,45 @@ class Builder {
     for (const auto& [name, scheduler] : state_.schedulers)
       schedulers[name] = scheduler_step(*scheduler);
     Json& items = scalars["items"] = Json::object();
-    for (const auto& [name, item] : state_.items) {
-      const ItemValue value = item.get();
-      const c10::IValue any =
-          std::visit([](const auto& plain) { return c10::IValue(plain); }, value);
-      items[name] = encode_value(any, "item '" + name + "'");
+    for (const auto& [name, item] : state_.items)
+      items[name] = encode_item(item.get(), "item '" + name + "'");
+    for (const auto& [name, tensor] : state_.tensors) add_item_tensor(name, tensor);
+  }
+
+  void add_item_tensor(const std::string& name, const ItemTensor& item) {
+    StateEntry entry;
+    entry.key = item_key(spec_, name);
+    entry.role = StateRole::kItem;
+    entry.name = name;
+    entry.tensor = item.tensor();
+    entry.dtype = stored_dtype(entry.tensor, entry.key);
+    entry.shape = sizes_of(entry.tensor);
+    if (item.spread() == ItemTensor::Spread::kPerRank) entry.placement = Placement::kPerRank;
+    if (item.spread() == ItemTensor::Spread::kShardedLike)
+      shard_like(entry, parameter_named(item.parameter(), entry.key));
+    entries.push_back(std::move(entry));
+  }
+
+  const ShardedParameter& parameter_named(const std::string& fqn, const std::string& key) const {
+    for (const ShardedParameter& parameter : state_.parameters) {
+      const auto& aliases = parameter.aliases;
+      if (parameter.fqn == fqn || std::find(aliases.begin(), aliases.end(), fqn) != aliases.end())
+        return parameter;
     }
+    throw UsageError(c10::str("'", key, "' is to be sharded like '", fqn,
+                              "', which is no parameter of the sharded model"));
+  }
+
+  static void shard_like(StateEntry& entry, const ShardedParameter& parameter) {
+    const int64_t rows = parameter.row_end - parameter.row_begin;
+    if (parameter.shape.empty() || entry.shape.empty() || entry.shape[0] != rows)
+      throw UsageError(c10::str("'", entry.key, "' of shape ", entry.tensor.sizes(),
+                                " cannot be sharded like '", parameter.fqn, "', of which ", rows,
+                                " rows are here"));
+    entry.placement = Placement::kSharded;
+    entry.shape[0] = parameter.shape[0];
+    entry.row_begin = parameter.row_begin;
+    entry.row_end = parameter.row_end;
   }
 
   void check_keys_unique() const {

@@ -19,6 +19,7 @@ constexpr std::string_view kStep = "step-";
 constexpr std::string_view kSaving = ".saving-";
 constexpr std::string_view kDeleting = ".deleting-";
 constexpr std::string_view kDamaged = "damaged-";
+constexpr const char* kPinned = ".pinned";
 constexpr int kMaxNumber = 100'000;
 
 std::string host_name() {
@@ -192,14 +193,16 @@ std::string set_aside(io::FileSystem& files, const std::string& root, const std:
   return moved;
 }
 
-std::vector<std::string> expire(io::FileSystem& files, const std::string& root, int64_t keep_last,
-                                const std::string& just_saved) {
+std::vector<std::string> expire(io::FileSystem& files, const std::string& root,
+                                const Retention& retention, const std::string& just_saved) {
   std::vector<std::string> removed;
-  if (keep_last <= 0) return removed;
+  if (retention.keep_last <= 0) return removed;
   const RunListing listing = list_run(files, root);
-  int64_t kept = 0;
+  int64_t newer = 0;
   for (const ListedCheckpoint& listed : listing.checkpoints) {
-    if (kept++ < keep_last || listed.name == just_saved) continue;
+    if (newer++ < retention.keep_last || listed.name == just_saved) continue;
+    if (retention.keep_every > 0 && listed.head.step % retention.keep_every == 0) continue;
+    if (files.exists(io::join_path(root, listed.name + kPinned))) continue;
     // The rename takes it out of the run in one step, so that an interrupted deletion leaves no
     // checkpoint with missing files.
     const std::string doomed = io::join_path(

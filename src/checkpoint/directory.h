@@ -1,7 +1,9 @@
 // Directories of a run: how checkpoints are named, claimed, published, ordered, set aside, expired.
 //
 //   root/step-00000060      a checkpoint; step-00000060.1 where that name was taken
+//   root/step-*.pinned      made by people: the checkpoint of this name is never removed
 //   root/LATEST             the name of the newest one, a hint for people
+//   root/.lock              held by the job that saves here (run_lock.h)
 //   root/.saving-*          a save that is running, or was interrupted (cleaned by the next save)
 //   root/.deleting-*        an expired checkpoint on its way out (cleaned by the next save)
 //   root/damaged-*          set aside by a load, never deleted
@@ -65,9 +67,14 @@ void write_latest_hint(io::FileSystem& files, const std::string& root, const std
 // Renames root/name to root/damaged-name[.n]; returns the new name.
 std::string set_aside(io::FileSystem& files, const std::string& root, const std::string& name);
 
-// Removes all but the `keep_last` newest checkpoints (0: none is removed), never `just_saved`.
-std::vector<std::string> expire(io::FileSystem& files, const std::string& root, int64_t keep_last,
-                                const std::string& just_saved);
+struct Retention {
+  int64_t keep_last = 0;   // the newest ones; 0: all
+  int64_t keep_every = 0;  // those of steps that are a multiple of it, for ever; 0: none
+};
+
+// Removes what is not kept, never `just_saved` and never one beside which a file <name>.pinned lies.
+std::vector<std::string> expire(io::FileSystem& files, const std::string& root,
+                                const Retention& retention, const std::string& just_saved);
 
 // The checkpoint that `path` means: itself, or the newest one of a run. Throws UsageError.
 std::string resolve_checkpoint(io::FileSystem& files, const std::string& path);

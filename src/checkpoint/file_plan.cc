@@ -123,13 +123,16 @@ Piece shared_piece(const StateEntry& entry, size_t index, int rank) {
 }
 
 std::vector<PlannedFile> plan_full(const std::vector<StateEntry>& entries, int rank) {
-  std::vector<Piece> model, optimizer, own;
+  std::vector<Piece> model, optimizer, items, own;
   for (size_t i = 0; i < entries.size(); ++i) {
     const StateEntry& entry = entries[i];
     if (entry.role == StateRole::kOptimizer) {
       optimizer.push_back(shared_piece(entry, i, rank));
-    } else if (entry.role == StateRole::kRng) {
+    } else if (entry.role == StateRole::kRng ||
+               (entry.role == StateRole::kItem && entry.placement == Placement::kPerRank)) {
       own.push_back(*own_piece(entry, i, rank));
+    } else if (entry.role == StateRole::kItem) {
+      items.push_back(shared_piece(entry, i, rank));
     } else {
       // Of a buffer that differs between ranks, the plain file holds rank 0's.
       Piece piece = shared_piece(entry, i, rank);
@@ -149,6 +152,7 @@ std::vector<PlannedFile> plan_full(const std::vector<StateEntry>& entries, int r
   };
   add("model.safetensors", model, true);
   add("optimizer.safetensors", optimizer, true);
+  add("items.safetensors", items, true);
   add(numbered("rank-%05d.safetensors", rank), own, false);
   return files;
 }

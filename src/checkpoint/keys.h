@@ -15,6 +15,7 @@ std::string model_key(const CkptSpec& spec, const std::string& name);
 std::string optimizer_key(const CkptSpec& spec, const std::string& name,
                           const std::string& state_key);
 std::string rng_key(const CkptSpec& spec);
+std::string item_key(const CkptSpec& spec, const std::string& name);
 
 StoredKind stored_kind(StateDictKind kind);
 StateDictKind state_dict_kind(StoredKind kind);

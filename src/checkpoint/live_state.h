@@ -18,7 +18,9 @@ struct LiveState {
   std::vector<NamedBuffer> buffers;
   comm::Communicator* communicator = nullptr;
   torch::optim::Optimizer* optimizer = nullptr;
+  std::map<std::string, torch::optim::Optimizer*> more_optimizers;  // of further models, by name
   std::map<std::string, TrainState::Item> items;
+  std::map<std::string, ItemTensor> tensors;
   std::map<std::string, torch::optim::LRScheduler*> schedulers;
   StateFactory factory;
   at::Generator generator;  // this rank's CPU generator

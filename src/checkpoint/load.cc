@@ -51,12 +51,13 @@ class LoadOperation {
     validate();
     read();
     agree(*state_.communicator, "taking over " + path_, [&] {
-      optimizer_.commit();
+      for (OptimizerLoad& optimizer : optimizers_) optimizer.commit();
       model_.commit();
+      tensors_.commit();
       scalars_.commit();
       return std::string();
     });
-    return report_;
+    return plan_.report;
   }
 
  private:
@@ -85,10 +86,10 @@ class LoadOperation {
       manifest_ = parse_manifest(text, io::join_path(path_, kManifestName));
       return std::string();
     });
-    report_.step = manifest_.head.step;
-    report_.path = path_;
-    report_.stored_kind = state_dict_kind(manifest_.head.kind);
-    report_.stored_world_size = manifest_.head.world_size;
+    plan_.report.step = manifest_.head.step;
+    plan_.report.path = path_;
+    plan_.report.stored_kind = state_dict_kind(manifest_.head.kind);
+    plan_.report.stored_world_size = manifest_.head.world_size;
   }
 
   std::string manifest_text() {
@@ -138,9 +139,19 @@ class LoadOperation {
     note_conversion();
     const StateDictContext context = ContextBuilder::build(state_, spec_);
     if (spec_.with_model()) model_.plan(plan_, context);
-    if (spec_.with_optimizer()) optimizer_.plan(plan_);
+    if (spec_.with_optimizer()) plan_optimizers();
+    if (spec_.with_items()) tensors_.plan(plan_, context);
     scalars_.plan(plan_, context);
     return plan_.problems;
+  }
+
+  void plan_optimizers() {
+    check_states_declared(plan_);
+    optimizers_.resize(1 + state_.more_optimizers.size());
+    auto next = optimizers_.begin();
+    (next++)->plan(plan_, state_.optimizer, "");
+    for (const auto& [name, optimizer] : state_.more_optimizers)
+      (next++)->plan(plan_, optimizer, name);
   }
 
   std::vector<std::string> local_problems() const {
@@ -165,7 +176,7 @@ class LoadOperation {
   void note_conversion() {
     const StoredKind asked = stored_kind(spec_.kind());
     if (asked != manifest_.head.kind)
-      plan_.notes.push_back(c10::str("converted from kind ", to_string(manifest_.head.kind), " to ",
+      plan_.note(c10::str("converted from kind ", to_string(manifest_.head.kind), " to ",
                                      to_string(asked)));
   }
 
@@ -180,10 +191,10 @@ class LoadOperation {
       torch::NoGradGuard no_grad;
       for (FreshTensor& tensor : plan_.tensors)
         if (!tensor.fresh.is_same(tensor.host)) tensor.fresh.copy_(tensor.host);
-      report_.bytes_read = reader.bytes_read();
+      tensors_.merge();
+      plan_.report.bytes_read = reader.bytes_read();
       return std::string();
     });
-    report_.notes = plan_.notes;
   }
 
   io::FileSystem& files_;
@@ -196,9 +207,9 @@ class LoadOperation {
   Manifest manifest_;
   LoadPlan plan_{manifest_, state_, spec_, options_};
   ModelLoad model_;
-  OptimizerLoad optimizer_;
+  std::vector<OptimizerLoad> optimizers_;
+  ItemTensorLoad tensors_;
   ScalarLoad scalars_;
-  LoadReport report_;
 };
 
 }  // namespace

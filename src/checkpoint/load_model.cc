@@ -15,29 +15,6 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return c10::str("[", c10::Join(", ", shape), "]");
 }
 
-torch::Tensor LoadPlan::reserve(const StoredTensor& stored, layout::RowRange rows,
-                                torch::IntArrayRef local_shape, torch::ScalarType dtype,
-                                torch::Device device) {
-  const auto stored_type = scalar_type(stored.dtype);
-  FreshTensor tensor;
-  const auto host = torch::TensorOptions().dtype(*stored_type).device(torch::kCPU);
-  tensor.host = torch::empty(local_shape, host);
-  const bool in_place = dtype == *stored_type && device.is_cpu();
-  tensor.fresh =
-      in_place ? tensor.host : torch::empty(local_shape, host.dtype(dtype).device(device));
-  tensor.request = {&stored, rows, state.rank(), tensor.host.data_ptr()};
-  if (stored.placement == StoredPlacement::kPerRank &&
-      manifest.head.world_size != state.world_size())
-    tensor.request.rank = 0;
-  tensors.push_back(tensor);
-  return tensor.fresh;
-}
-
-const std::string& LoadPlan::stored_name(const std::string& name) const {
-  const auto alias = manifest.aliases.find(name);
-  return alias == manifest.aliases.end() ? name : alias->second;
-}
-
 const StoredTensor* ModelLoad::find(LoadPlan& plan, const StateEntry& entry,
                                     const std::vector<std::string>& aliases) {
   std::vector<std::string> names = {entry.name};
@@ -62,35 +39,35 @@ void ModelLoad::plan_entry(LoadPlan& plan, const StateEntry& entry, const Stored
   const auto problem = [&](const std::string& text) {
     plan.problems.push_back(c10::str("'", entry.key, "': ", text));
   };
-  if (stored.shape != entry.shape)
-    return problem(c10::str("shape ", shape_text(stored.shape), " in the checkpoint, ",
-                            shape_text(entry.shape), " here"));
-  const auto stored_type = scalar_type(stored.dtype);
-  if (!stored_type)
+  if (stored.shape != entry.shape) {
+    if (!plan.may_resize(entry.name, stored.shape, entry.shape))
+      return problem(c10::str("shape ", shape_text(stored.shape), " in the checkpoint, ",
+                              shape_text(entry.shape), " here"));
+    plan.report.reshaped.push_back(entry.key);
+    plan.note(c10::str("'", entry.key, "' has ", stored.rows(), " rows in the checkpoint, ",
+                       entry.shape[0], " here; the rows that both have are loaded"));
+  }
+  if (!scalar_type(stored.dtype))
     return problem("dtype " + stored.dtype + " in the checkpoint is not known here");
-  if (stored.dtype != entry.dtype) {
-    if (plan.spec.dtype_policy() == DtypePolicy::kExact)
-      return problem(c10::str("dtype ", stored.dtype, " in the checkpoint, ", entry.dtype,
-                              " here (DtypePolicy::kConvert allows it)"));
-    plan.notes.push_back(
-        c10::str("'", entry.key, "' converted from ", stored.dtype, " to ", entry.dtype));
-  }
-  layout::RowRange rows{0, stored.rows()};
-  if (entry.placement == Placement::kSharded) {
-    if (stored.placement == StoredPlacement::kPerRank)
-      return problem("one value a rank in the checkpoint, a sharded parameter here");
-    rows = {entry.row_begin, entry.row_end};
-  } else if (stored.placement == StoredPlacement::kPerRank &&
-             plan.manifest.head.world_size != plan.state.world_size()) {
-    plan.notes.push_back(c10::str("'", entry.key, "' differed between the ",
-                                  plan.manifest.head.world_size,
-                                  " ranks that saved it; all ranks take rank 0's"));
-  }
-  Target target;
-  target.live = entry.tensor;
-  target.fresh = plan.reserve(stored, rows, entry.tensor.sizes(), entry.tensor.scalar_type(),
-                              entry.tensor.device());
-  targets_.push_back(std::move(target));
+  if (entry.placement == Placement::kSharded && stored.placement == StoredPlacement::kPerRank)
+    return problem("one value a rank in the checkpoint, a sharded parameter here");
+  if (stored.dtype != entry.dtype) plan.convert(entry.key, stored.dtype, entry.dtype);
+  plan_rows(plan, entry, stored);
+}
+
+void ModelLoad::plan_rows(LoadPlan& plan, const StateEntry& entry, const StoredTensor& stored) {
+  const bool sharded = entry.placement == Placement::kSharded;
+  const int64_t all = entry.shape.empty() ? 1 : entry.shape[0];
+  const layout::RowRange rows = common_rows(sharded ? entry.row_begin : 0,
+                                            sharded ? entry.row_end : all, stored.rows());
+  if (stored.placement == StoredPlacement::kPerRank &&
+      plan.manifest.head.world_size != plan.state.world_size())
+    plan.note(c10::str("'", entry.key, "' differed between the ", plan.manifest.head.world_size,
+                       " ranks that saved it; all ranks take rank 0's"));
+  const torch::Tensor rest = stored.shape == entry.shape ? torch::Tensor() : entry.tensor;
+  targets_.push_back({entry.tensor,
+                      plan.reserve(stored, rows, entry.tensor.sizes(), entry.tensor.scalar_type(),
+                                   entry.tensor.device(), rest)});
 }
 
 // Names that are one parameter in the checkpoint must be one parameter here.
@@ -109,8 +86,9 @@ void ModelLoad::check_unexpected(LoadPlan& plan) {
   const std::string prefix = model_key(plan.spec, "");
   for (const StoredTensor& stored : plan.manifest.tensors)
     if (stored.key.starts_with(prefix) && !used.contains(&stored))
-      plan.problems.push_back(c10::str("'", stored.key, "' ", shape_text(stored.shape),
-                                       ": in the checkpoint, but not here"));
+      plan.unexpected(StatePart::kModel, stored.key,
+                      c10::str("'", stored.key, "' ", shape_text(stored.shape),
+                               ": in the checkpoint, but not here"));
 }
 
 void ModelLoad::plan(LoadPlan& plan, const StateDictContext& context) {
@@ -120,13 +98,14 @@ void ModelLoad::plan(LoadPlan& plan, const StateDictContext& context) {
   for (const StateEntry& entry : context.entries()) {
     if (entry.role != StateRole::kParameter && entry.role != StateRole::kBuffer) continue;
     const StoredTensor* stored = find(plan, entry, aliases[entry.name]);
-    if (!stored) {
-      plan.problems.push_back(
+    if (stored) used_.push_back(stored);
+    if (!plan.options.chooses(entry.name)) continue;
+    if (stored)
+      plan_entry(plan, entry, *stored);
+    else
+      plan.missing(
+          StatePart::kModel, entry.key,
           c10::str("'", entry.key, "' ", shape_text(entry.shape), ": missing in the checkpoint"));
-      continue;
-    }
-    used_.push_back(stored);
-    plan_entry(plan, entry, *stored);
   }
   check_ties(plan);
   check_unexpected(plan);

@@ -36,34 +36,35 @@ std::set<const void*> parameters_of(const torch::optim::OptimizerParamGroup& gro
 
 }  // namespace
 
-void OptimizerLoad::plan(LoadPlan& plan) {
+void OptimizerLoad::plan(LoadPlan& plan, torch::optim::Optimizer* optimizer,
+                         const std::string& name) {
   const Json scalars = Json::parse(plan.manifest.scalars_json);
-  const auto stored = scalars.find("optimizer");
-  if (!plan.state.optimizer) {
-    if (stored != scalars.end())
-      plan.notes.push_back(
-          "the optimizer state of the checkpoint is not loaded: no optimizer was given");
+  const Json section = name.empty() ? scalars : scalars.value("optimizers", Json::object());
+  const auto stored = section.find(name.empty() ? "optimizer" : name);
+  const std::string of = name.empty() ? "" : " of '" + name + "'";
+  if (!optimizer) {
+    if (stored != section.end())
+      plan.note(c10::str("the optimizer state", of,
+                         " of the checkpoint is not loaded: no optimizer was given"));
     return;
   }
-  if (stored == scalars.end()) {
-    if (plan.options.allow_fresh_optimizer())
-      plan.notes.push_back("the checkpoint holds no optimizer state; the optimizer stays as it is");
+  if (stored == section.end()) {
+    if (plan.options.allow_fresh_optimizer() ||
+        plan.options.strictness(StatePart::kOptimizer).missing)
+      plan.note(c10::str("the checkpoint holds no optimizer state", of,
+                         "; the optimizer stays as it is"));
     else
       plan.problems.push_back(
-          "the checkpoint holds no optimizer state, but an optimizer was given "
-          "(LoadOptions::allow_fresh_optimizer leaves it as it is)");
+          c10::str("the checkpoint holds no optimizer state", of, ", but an optimizer was given ",
+                   "(LoadOptions::allow_fresh_optimizer leaves it as it is)"));
     return;
   }
-  optimizer_ = plan.state.optimizer;
+  optimizer_ = optimizer;
   const std::string type = c10::demangle(typeid(*optimizer_).name());
   if (stored->value("type", "") != type)
-    plan.notes.push_back(
-        c10::str("saved by the optimizer ", stored->value("type", "?"), ", loaded into ", type));
-  for (size_t i = 0; i < plan.state.parameters.size(); ++i) {
-    live_by_name_[plan.stored_name(plan.state.parameters[i].fqn)] = i;
-    for (const std::string& alias : plan.state.parameters[i].aliases)
-      live_by_name_[plan.stored_name(alias)] = i;
-  }
+    plan.note(c10::str("saved by the optimizer ", stored->value("type", "?"), ", loaded into ",
+                       type));
+  name_parameters(plan);
   try {
     plan_groups(plan, member(*stored, "groups"));
     plan_states(plan, *stored);
@@ -74,15 +75,35 @@ void OptimizerLoad::plan(LoadPlan& plan) {
   if (plan.problems.empty()) build_states(plan);
 }
 
+void OptimizerLoad::name_parameters(LoadPlan& plan) {
+  for (size_t i = 0; i < plan.state.parameters.size(); ++i) {
+    const ShardedParameter& parameter = plan.state.parameters[i];
+    std::vector<std::string> names = parameter.aliases;
+    names.push_back(parameter.fqn);
+    for (const std::string& name : names) {
+      if (plan.options.chooses(parameter.fqn))
+        live_by_name_[plan.stored_name(name)] = i;
+      else
+        left_out_.insert(plan.stored_name(name));
+    }
+  }
+}
+
+// A parameter of the checkpoint that has no place here; a problem where that is not allowed.
+bool OptimizerLoad::is_left_out(LoadPlan& plan, const std::string& stored_name) const {
+  return left_out_.contains(stored_name) ||
+         plan.options.strictness(StatePart::kOptimizer).unexpected;
+}
+
 void OptimizerLoad::plan_groups(LoadPlan& plan, const Json& stored) {
   for (size_t group = 0; group < stored.size(); ++group) {
     for (const Json& name : member(stored[group], "params")) {
       const auto live = live_by_name_.find(name.get<std::string>());
-      if (live == live_by_name_.end())
+      if (live != live_by_name_.end())
+        stored_group_of_[live->second] = group;
+      else if (!is_left_out(plan, name.get<std::string>()))
         plan.problems.push_back(c10::str("optimizer group ", group, " of the checkpoint holds ",
                                          name.dump(), ", which this model does not have"));
-      else
-        stored_group_of_[live->second] = group;
     }
   }
   matched_.assign(stored.size(), kNone);
@@ -99,8 +120,9 @@ std::map<size_t, std::string> OptimizerLoad::origins_of(LoadPlan& plan,
     const ShardedParameter& parameter = plan.state.parameters[i];
     if (!held.contains(parameter.leaf.unsafeGetTensorImpl())) continue;
     const auto origin = stored_group_of_.find(i);
+    if (origin == stored_group_of_.end() && !plan.options.chooses(parameter.fqn)) continue;
     if (origin == stored_group_of_.end())
-      plan.notes.push_back(c10::str(
+      plan.note(c10::str(
           "'", parameter.fqn,
           "' was in no optimizer group when it was saved; its state here is left as it is"));
     else
@@ -117,7 +139,7 @@ void OptimizerLoad::match_group(LoadPlan& plan, const Json& stored, size_t live_
     const bool same =
         held.empty() && live_index < stored.size() && member(stored[live_index], "params").empty();
     if (same) return take_group(plan, stored, live_index, live_index);
-    plan.notes.push_back(
+    plan.note(
         c10::str("optimizer group ", live_index,
                  " has no counterpart in the checkpoint; its options stay as they are"));
     return;
@@ -154,7 +176,7 @@ void OptimizerLoad::check_left_out(LoadPlan& plan, const Json& stored) {
     if (parameter.leaf.requires_grad())
       plan.problems.push_back(text);
     else
-      plan.notes.push_back(text +
+      plan.note(text +
                            "; its state is kept and is used once it is in that group's params()");
   }
   for (size_t group = 0; group < stored.size(); ++group)
@@ -202,52 +224,55 @@ void OptimizerLoad::plan_options(LoadPlan& plan, const Json& stored, size_t stor
 
 void OptimizerLoad::check_shape(LoadPlan& plan, const Json& stored, const std::string& stored_name,
                                 const ShardedParameter& parameter) {
-  const auto shape =
-      member(member(stored, "shapes"), stored_name.c_str()).get<std::vector<int64_t>>();
-  if (shape != parameter.shape)
-    plan.problems.push_back(c10::str("the optimizer state of '", parameter.fqn, "' is for shape ",
-                                     shape_text(shape), ", the parameter here has ",
-                                     shape_text(parameter.shape)));
+  stored_shape_ = member(member(stored, "shapes"), stored_name.c_str()).get<std::vector<int64_t>>();
+  if (stored_shape_ == parameter.shape ||
+      plan.may_resize(parameter.fqn, stored_shape_, parameter.shape))
+    return;
+  plan.problems.push_back(c10::str("the optimizer state of '", parameter.fqn, "' is for shape ",
+                                   shape_text(stored_shape_), ", the parameter here has ",
+                                   shape_text(parameter.shape)));
+}
+
+void OptimizerLoad::plan_state(LoadPlan& plan, const Json& stored, const std::string& name,
+                               const std::vector<const StoredTensor*>& tensors) {
+  const auto live = live_by_name_.find(name);
+  if (live == live_by_name_.end()) {
+    if (!left_out_.contains(name))
+      plan.unexpected(StatePart::kOptimizer, "optim.state." + name,
+                      "optimizer state of '" + name + "', which this model does not have");
+    return;
+  }
+  const ShardedParameter& parameter = plan.state.parameters[live->second];
+  check_shape(plan, stored, name, parameter);
+  OptimStateSerializer::Wanted wanted;
+  wanted.parameter = parameter.fqn;
+  wanted.leaf = parameter.leaf;
+  const Json& others = member(member(stored, "states"), name.c_str());
+  if (!state_values(plan, others, parameter, tensors, wanted.values)) return;
+  const auto group = stored_group_of_.find(live->second);
+  StateKeys state{parameter.fqn, group == stored_group_of_.end() ? kNone : group->second, {}};
+  for (const auto& [key, value] : wanted.values) state.keys[key] = value.isInt();
+  keys_.push_back(std::move(state));
+  wanted_.push_back(std::move(wanted));
+  with_state_.insert(live->second);
 }
 
 void OptimizerLoad::plan_states(LoadPlan& plan, const Json& stored) {
   std::map<std::string, std::vector<const StoredTensor*>> tensors;
   for (const StoredTensor& tensor : plan.manifest.tensors)
     if (!tensor.parameter.empty()) tensors[tensor.parameter].push_back(&tensor);
-  std::vector<StateKeys> keys;
-  std::set<size_t> with_state;
-  for (const auto& [name, others] : member(stored, "states").items()) {
-    const auto live = live_by_name_.find(name);
-    if (live == live_by_name_.end()) {
-      plan.problems.push_back("optimizer state of '" + name + "', which this model does not have");
-      continue;
-    }
-    const ShardedParameter& parameter = plan.state.parameters[live->second];
-    check_shape(plan, stored, name, parameter);
-    OptimStateSerializer::Wanted wanted;
-    wanted.parameter = parameter.fqn;
-    wanted.leaf = parameter.leaf;
-    if (!state_values(plan, others, parameter, tensors[name], wanted.values)) continue;
-    const auto group = stored_group_of_.find(live->second);
-    StateKeys state{parameter.fqn, group == stored_group_of_.end() ? kNone : group->second, {}};
-    for (const auto& [key, value] : wanted.values) state.keys[key] = value.isInt();
-    keys.push_back(std::move(state));
-    wanted_.push_back(std::move(wanted));
-    with_state.insert(live->second);
-  }
-  for (const auto& [name, list] : tensors)
-    if (!member(stored, "states").contains(name))
-      plan.problems.push_back("optimizer state of '" + name + "' is stored, but not declared");
-  for (std::string& line : missing_state_keys(keys))
+  for (const auto& [name, others] : member(stored, "states").items())
+    plan_state(plan, stored, name, tensors[name]);
+  for (std::string& line : missing_state_keys(keys_))
     plan.problems.push_back(std::move(line) + " (in the checkpoint)");
   for (const auto& [index, group] : stored_group_of_) {
     const ShardedParameter& parameter = plan.state.parameters[index];
     void* leaf = parameter.leaf.unsafeGetTensorImpl();
-    if (with_state.contains(index) || optimizer_->state().find(leaf) == optimizer_->state().end())
+    if (with_state_.contains(index) || optimizer_->state().find(leaf) == optimizer_->state().end())
       continue;
     absent_.push_back(leaf);
-    plan.notes.push_back("'" + parameter.fqn +
-                         "' has no optimizer state in the checkpoint; its state here is removed");
+    plan.note("'" + parameter.fqn +
+              "' has no optimizer state in the checkpoint; its state here is removed");
   }
 }
 
@@ -304,31 +329,59 @@ torch::Tensor OptimizerLoad::state_tensor(LoadPlan& plan, const StoredTensor& st
         stored.shape.empty() ? torch::Device(torch::kCPU) : parameter.leaf.device();
     return plan.reserve(stored, {0, stored.rows()}, stored.shape, *type, device);
   }
-  const int64_t rows = parameter.shape.empty() ? 1 : parameter.shape[0];
+  const int64_t rows = stored_shape_.empty() ? 1 : stored_shape_[0];
   if (stored.rows() != rows) {
-    plan.problems.push_back(c10::str("'", stored.key, "' has ", stored.rows(),
-                                     " rows in the checkpoint, its "
-                                     "parameter has ",
-                                     rows, " here"));
+    plan.problems.push_back(c10::str("'", stored.key, "' has ", stored.rows(), " rows, its parameter ",
+                                     rows, " in the checkpoint"));
     return {};
   }
   torch::ScalarType live_type = *type;
-  const bool follows = stored.shape == parameter.shape;
+  const bool follows = stored.shape == stored_shape_;
   const StoredTensor* weight =
       plan.manifest.find(plan.spec.key_prefix() + "model." + stored.parameter);
   if (follows && weight && weight->dtype == stored.dtype &&
       plan.spec.dtype_policy() == DtypePolicy::kConvert && *type != parameter.leaf.scalar_type()) {
     live_type = parameter.leaf.scalar_type();
-    plan.notes.push_back(
-        c10::str("'", stored.key, "' converted from ", stored.dtype, " with its parameter"));
+    plan.report.converted.push_back(stored.key);
+    plan.note(c10::str("'", stored.key, "' converted from ", stored.dtype, " with its parameter"));
   }
   std::vector<int64_t> local = stored.shape;
   if (follows)
     local = parameter.leaf.sizes().vec();
   else
     local[0] = parameter.row_end - parameter.row_begin;
-  return plan.reserve(stored, {parameter.row_begin, parameter.row_end}, local, live_type,
-                      parameter.leaf.device());
+  torch::Tensor rest;
+  if (stored_shape_ != parameter.shape) {
+    plan.report.reshaped.push_back(stored.key);
+    rest = rest_of(stored, parameter, local, live_type);
+  }
+  return plan.reserve(stored, common_rows(parameter.row_begin, parameter.row_end, stored.rows()),
+                      local, live_type, parameter.leaf.device(), rest);
+}
+
+// What this optimizer has under the same key, or zeros.
+torch::Tensor OptimizerLoad::rest_of(const StoredTensor& stored, const ShardedParameter& parameter,
+                                     torch::IntArrayRef local_shape, torch::ScalarType dtype) const {
+  const auto state = optimizer_->state().find(parameter.leaf.unsafeGetTensorImpl());
+  if (state != optimizer_->state().end())
+    for (const auto& [key, value] : OptimStateSerializer::read(*state->second, parameter.fqn))
+      if (key == stored.state_key && value.isTensor() && value.toTensor().sizes() == local_shape)
+        return value.toTensor();
+  return torch::zeros(local_shape, parameter.leaf.options().dtype(dtype).requires_grad(false));
+}
+
+void check_states_declared(LoadPlan& plan) {
+  const Json scalars = Json::parse(plan.manifest.scalars_json);
+  std::set<std::string> declared;
+  const auto declare = [&](const Json& optimizer) {
+    for (const auto& [name, others] : member(optimizer, "states").items()) declared.insert(name);
+  };
+  if (scalars.contains("optimizer")) declare(scalars["optimizer"]);
+  for (const auto& optimizer : scalars.value("optimizers", Json::object())) declare(optimizer);
+  for (const StoredTensor& tensor : plan.manifest.tensors)
+    if (!tensor.parameter.empty() && declared.insert(tensor.parameter).second)
+      plan.problems.push_back("optimizer state of '" + tensor.parameter +
+                              "' is stored, but not declared");
 }
 
 void OptimizerLoad::build_states(LoadPlan& plan) {

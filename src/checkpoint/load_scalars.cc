@@ -4,6 +4,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/item_value.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/load_plan.h"
 #include "checkpoint/scheduler_access.h"
@@ -15,20 +16,6 @@ namespace tessera::checkpoint {
 namespace {
 
 using Json = nlohmann::json;
-
-std::optional<ItemValue> item_value(const Json& json, const std::string& what) {
-  const c10::IValue value = decode_value(json, what);
-  if (value.isBool()) return value.toBool();
-  if (value.isInt()) return value.toInt();
-  if (value.isDouble()) return value.toDouble();
-  if (value.isString()) return value.toStringRef();
-  return std::nullopt;
-}
-
-const char* type_name(const ItemValue& value) {
-  constexpr const char* kNames[] = {"bool", "integer", "double", "text"};
-  return kNames[value.index()];
-}
 
 Json section(const Json& scalars, const char* name) {
   const auto found = scalars.find(name);
@@ -42,7 +29,8 @@ void ScalarLoad::plan(LoadPlan& plan, const StateDictContext& context) {
   if (!plan.spec.with_items()) return;
   const Json stored = Json::parse(plan.manifest.scalars_json);
   const Json live = Json::parse(context.scalars_json());
-  plan_named(plan, stored, live);
+  plan_schedulers(plan, stored);
+  plan_items(plan, stored, live);
 }
 
 void ScalarLoad::plan_rng(LoadPlan& plan) {
@@ -67,45 +55,52 @@ void ScalarLoad::plan_rng(LoadPlan& plan) {
                             static_cast<uint64_t>(plan.manifest.head.step),
                             static_cast<uint64_t>(plan.state.rank())};
   seed_ = io::hash_bytes(parts, sizeof(parts));
-  plan.notes.push_back(
+  plan.note(
       c10::str("random numbers: ", plan.manifest.head.world_size, " ranks saved their generators, ",
                plan.state.world_size(),
                " load; every rank starts from a seed made of the saved state, step and rank"));
 }
 
-void ScalarLoad::plan_named(LoadPlan& plan, const Json& stored, const Json& live) {
+void ScalarLoad::plan_schedulers(LoadPlan& plan, const Json& stored) {
   const Json schedulers = section(stored, "schedulers");
   for (const auto& [name, scheduler] : plan.state.schedulers) {
     const auto found = schedulers.find(name);
     if (found == schedulers.end() || !found->is_number_integer())
-      plan.problems.push_back("scheduler '" + name + "': missing in the checkpoint");
+      plan.missing(StatePart::kItems, "scheduler." + name,
+                   "scheduler '" + name + "': missing in the checkpoint");
     else
       schedulers_.emplace_back(scheduler, found->get<int64_t>());
   }
-  for (const auto& [name, value] : schedulers.items())
-    if (!plan.state.schedulers.contains(name))
-      plan.notes.push_back("scheduler '" + name + "' of the checkpoint is not used here");
+  for (const auto& [name, value] : schedulers.items()) {
+    if (plan.state.schedulers.contains(name)) continue;
+    plan.report.unexpected.push_back("scheduler." + name);
+    plan.note("scheduler '" + name + "' of the checkpoint is not used here");
+  }
+}
+
+void ScalarLoad::plan_items(LoadPlan& plan, const Json& stored, const Json& live) {
   const Json items = section(stored, "items");
   const Json live_items = section(live, "items");
   for (const auto& [name, item] : plan.state.items) {
+    const std::string what = "item '" + name + "'";
     const auto found = items.find(name);
     if (found == items.end()) {
-      plan.problems.push_back("item '" + name + "': missing in the checkpoint");
+      plan.missing(StatePart::kItems, "item." + name, what + ": missing in the checkpoint");
       continue;
     }
-    const auto value = item_value(*found, "item '" + name + "'");
-    const auto current = item_value(live_items.at(name), "item '" + name + "'");
-    if (!value || value->index() != current->index())
-      plan.problems.push_back(c10::str("item '", name, "' is ",
-                                       value ? type_name(*value) : "something else",
-                                       " in the checkpoint, ", type_name(*current), " here"));
+    const ItemValue value = decode_item(*found, what);
+    const ItemValue current = decode_item(live_items.at(name), what);
+    if (value.index() != current.index())
+      plan.problems.push_back(c10::str(what, " is ", type_name(value), " in the checkpoint, ",
+                                       type_name(current), " here"));
     else
-      items_.emplace_back(&item, *value);
+      items_.emplace_back(&item, value);
   }
-  for (const auto& [name, value] : items.items())
-    if (!plan.state.items.contains(name))
-      plan.notes.push_back(
-          c10::str("item '", name, "' of the checkpoint is not used here: ", value.dump()));
+  for (const auto& [name, value] : items.items()) {
+    if (plan.state.items.contains(name)) continue;
+    plan.report.unexpected.push_back("item." + name);
+    plan.note(c10::str("item '", name, "' of the checkpoint is not used here: ", value.dump()));
+  }
 }
 
 void ScalarLoad::commit() {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "checkpoint/live_state.h"
+#include "checkpoint/run_lock.h"
 #include "io/file_system.h"
 
 namespace tessera::checkpoint {
@@ -19,6 +20,7 @@ inline constexpr std::chrono::seconds kVisibilityLimit{30};
 struct SaveTarget {
   std::string path;
   bool may_number = false;  // take path.1, path.2, ... where it exists; and write the LATEST hint
+  RunLock* lock = nullptr;  // taken by rank 0 before the first save, where there is one
 };
 
 // Returns the directory that was published. [collective]

@@ -69,6 +69,7 @@ std::string claim_directory(io::FileSystem& files, SaveJob& job) {
   if (!job.target.may_number && files.exists(job.target.path))
     throw UsageError(job.target.path + " exists already; a checkpoint directory is never reused");
   files.create_directories(job.root);
+  if (job.target.lock) job.target.lock->acquire();
   const RunListing listing = list_run(files, job.root);
   job.directory = claim_temporary(files, job.root, job.name);
   return MessageWriter()

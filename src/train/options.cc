@@ -186,6 +186,10 @@ void add_checkpoints(CLI::App& app, Flags& flags) {
   app.add_option("--keep-last", train.keep_last, "how many checkpoints stay (0: all)")
       ->check(kNotNegative)
       ->capture_default_str();
+  app.add_option("--keep-every", train.keep_every,
+                 "checkpoints of steps that are a multiple of this stay for ever (0: none)")
+      ->check(kNotNegative)
+      ->capture_default_str();
   app.add_flag("--async-save", train.async_save, "train on while a checkpoint is written");
   add_choice<CheckpointKind>(
       app, "--kind", kKinds, [&train](CheckpointKind kind) { train.kind = kind; },

@@ -46,6 +46,7 @@ struct TrainOptions {
   std::string checkpoint_dir;
   int64_t checkpoint_every = 0;  // 0: only at the end
   int64_t keep_last = 3;
+  int64_t keep_every = 0;
   bool async_save = false;
   CheckpointKind kind = CheckpointKind::kSharded;
   bool resume = true;

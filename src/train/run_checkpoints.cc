@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <set>
+#include <type_traits>
 
 #include "failure.h"
 
@@ -29,7 +30,15 @@ std::string as_flag(const std::string& name) {
 }
 
 std::string describe(const ItemValue& value) {
-  return std::visit([](const auto& held) { return c10::str(held); }, value);
+  return std::visit(
+      [](const auto& held) -> std::string {
+        using Held = std::decay_t<decltype(held)>;
+        if constexpr (std::is_arithmetic_v<Held> || std::is_same_v<Held, std::string>)
+          return c10::str(held);
+        else
+          return "a list of values";
+      },
+      value);
 }
 
 }  // namespace
@@ -42,7 +51,7 @@ RunCheckpoints::RunCheckpoints(const TrainOptions& options, const Runtime& runti
       identity_(std::move(identity)),
       state_(sharded, optimizer),
       checkpointer_(options.checkpoint_dir, spec_of(options), runtime,
-                    CheckpointerOptions().keep_last(options.keep_last)) {
+                    CheckpointerOptions().keep_last(options.keep_last).keep_every(options.keep_every)) {
   state_.item(
       "position", [&position] { return ItemValue(position); },
       [&position](const ItemValue& value) { position = std::get<int64_t>(value); });

@@ -234,6 +234,54 @@ TEST(AdagradSumSurvives, AGroupAddedAfterConstructionTrains) {
   }
 }
 
+// Two models, two optimizers, an average of weights, counters of each rank and a nested value.
+TEST(CheckpointFsdpMore, EverythingOfAUserComesBack) {
+  SharedDirectory directory;
+  const auto rows = [](const ShardedRun& run, const std::string& fqn) {
+    for (const ShardedParameter& parameter : run.sharded->parameters())
+      if (parameter.fqn == fqn) return parameter.leaf.detach().clone();
+    throw Error("no parameter " + fqn);
+  };
+  struct All {
+    All(const Case& test, uint64_t seed) : net(test.saved, seed), critic(test.fresh, seed + 1) {}
+    ShardedRun net, critic;
+    Tensor average, counts = torch::zeros({2}, torch::kInt64);
+    ItemValue sampler = ItemValue::Dict{};
+    TrainState state() {
+      TrainState out(*net.sharded, *net.optimizer);
+      out.model("critic", *critic.sharded, *critic.optimizer)
+          .tensor("average", ItemTensor::sharded_like("table.weight", average))
+          .tensor("counts", ItemTensor::per_rank(counts))
+          .item("sampler", [this] { return sampler; }, [this](const ItemValue& v) { sampler = v; });
+      return out;
+    }
+  };
+  for (const StateDictKind kind : {StateDictKind::kSharded, StateDictKind::kFull}) {
+    const CkptSpec spec = CkptSpec().kind(kind);
+    const std::string path = directory / ("c" + std::to_string(static_cast<int>(kind)));
+    All saved(cases()[1], 1), loaded(cases()[1], 5);
+    for (int64_t step = 0; step < 2; ++step) saved.net.step(step);
+    saved.critic.step(0);
+    saved.average = rows(saved.net, "table.weight").mul_(0.5);
+    saved.counts.fill_(rank() + 7);
+    saved.sampler = ItemValue::Dict{{"epoch", 3}, {"seen", ItemValue::List{1, 2.5, "x"}}};
+    loaded.average = torch::zeros_like(rows(loaded.net, "table.weight"));
+    save_checkpoint(path, saved.state(), spec, 2, SaveOptions().sync(false));
+    TrainState target = loaded.state();
+    load_checkpoint(path, target, spec);
+    expect_equal(loaded.net, saved.net);
+    expect_equal(loaded.critic, saved.critic);
+    EXPECT_TRUE(torch::equal(loaded.average, saved.average));
+    EXPECT_TRUE(torch::equal(loaded.counts, saved.counts));
+    EXPECT_TRUE(loaded.sampler == saved.sampler);
+    torch::manual_seed(9);  // of the dropout
+    const double loss = loaded.critic.step(1);
+    torch::manual_seed(9);
+    EXPECT_EQ(loss, saved.critic.step(1));
+    expect_equal(loaded.critic, saved.critic);
+  }
+}
+
 TEST(CheckpointFsdpMore, LbfgsIsRefusedWithTheReason) {
   torch::manual_seed(1);
   torch::nn::Linear model(4, 3);

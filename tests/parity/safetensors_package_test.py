@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import signal
+import textwrap
 import unittest
 
 import numpy
@@ -117,6 +118,32 @@ class SafetensorsPackage(TrainTest):
                        for key, value in self.read_sharded(f"sharded{ranks}", 7).items()}
             self.assertGreater(len(full), 60)
             self.expect_same_bits(sharded, full)
+
+    def test_the_reader_of_the_format_description_reads_every_kind(self):
+        read = format_reader()
+        dtypes = {"F32": "<f4", "I64": "<i8", "U8": "|u1"}
+        for kind in ("sharded", "full", "local"):
+            self.train(3, "gpt", *self.flags("described-" + kind, kind, 7))
+        expected = {(key if key.startswith("optim.") else "model." + key): value
+                    for key, value in self.read_full("described-full", 7).items()}
+        self.assertGreater(len(expected), 60)
+        for kind in ("sharded", "full", "local"):
+            manifest, tensors = read(self.path(f"described-{kind}/step-00000007"))
+            self.assertEqual((manifest["head"]["step"], manifest["head"]["kind"]), (7, kind))
+            actual = {key: numpy.frombuffer(data, dtypes[dtype]).reshape(shape)
+                      for key, (dtype, shape, data, integer) in tensors.items() if key != "rng.cpu"}
+            self.expect_same_bits(actual, expected)
+            self.assertEqual({integer for key, (*_, integer) in tensors.items() if key.endswith(".step")}, {7})
+
+
+def format_reader():
+    """The function that FORMAT.md shows, taken from its text."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    with open(os.path.join(root, "src/checkpoint/FORMAT.md"), encoding="utf-8") as file:
+        code = file.read().split("## A reader in Python\n", 1)[1]
+    names = {}
+    exec(textwrap.dedent(code), names)  # pylint: disable=exec-used
+    return names["read"]
 
 
 if __name__ == "__main__":

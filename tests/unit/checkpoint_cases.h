@@ -64,6 +64,16 @@ class CheckpointCases : public testing::TestWithParam<int> {
   }
   TempDirectory temp_;
   const std::string path_ = temp_ / "c";
+  // The message with which the load of `state` is refused.
+  std::string refused(const LiveState& state, const std::string& path = "",
+                      const CkptSpec& spec = {}) const {
+    try {
+      load_state(files(), path.empty() ? path_ : path, state, spec, {});
+    } catch (const LayoutError& error) {
+      return error.what();
+    }
+    return "loaded";
+  }
 };
 
 }  // namespace tessera::checkpoint

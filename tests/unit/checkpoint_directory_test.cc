@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/inspect.h"
+#include "checkpoint/run_lock.h"
 #include "checkpoint/verify.h"
 #include "tessera/error.h"
 #include "unit/checkpoint_sample.h"
@@ -46,10 +47,45 @@ TEST(CheckpointDirectory, OrderIsBySaveSequenceNotByName) {  // BL-56
               ElementsAre("step-00000900.1", "step-00010000", "step-00009000", "step-00001000",
                           "step-00000900"));
   EXPECT_EQ(list_run(files(), run.path()).highest_sequence, 5U);
-  EXPECT_THAT(expire(files(), run.path(), 2, "step-00000900.1"),
+  EXPECT_THAT(expire(files(), run.path(), Retention{2}, "step-00000900.1"),
               ElementsAre("step-00009000", "step-00001000", "step-00000900"));
   EXPECT_THAT(children(run.path()), ElementsAre("step-00000900.1", "step-00010000"));
-  EXPECT_THAT(expire(files(), run.path(), 0, ""), IsEmpty());
+  EXPECT_THAT(expire(files(), run.path(), Retention{0}, ""), IsEmpty());
+}
+
+TEST(CheckpointDirectory, KeepEveryAndPinnedOnesStay) {
+  TempDirectory run;
+  uint64_t sequence = 0;
+  for (int64_t step = 10; step <= 90; step += 10)
+    write_sample(files(), run / step_name(step), ++sequence, step);
+  io::spill(run / "step-00000050.pinned", "");
+  const Retention retention{.keep_last = 2, .keep_every = 30};
+  EXPECT_THAT(expire(files(), run.path(), retention, "step-00000090"),
+              ElementsAre("step-00000070", "step-00000040", "step-00000020", "step-00000010"));
+  EXPECT_THAT(names(list_run(files(), run.path())),
+              ElementsAre("step-00000090", "step-00000080", "step-00000060", "step-00000050",
+                          "step-00000030"));
+  EXPECT_THAT(expire(files(), run.path(), retention, "step-00000090"), IsEmpty());
+}
+
+// BL-54: two jobs, one directory.
+TEST(CheckpointDirectory, BL54_OneJobAtATimeHoldsTheLock) {
+  TempDirectory run;
+  RunLock second(run.path());
+  {
+    RunLock first(run.path());
+    first.acquire();
+    first.acquire();
+    try {
+      second.acquire();
+      ADD_FAILURE() << "two jobs hold it";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("process " + std::to_string(::getpid())));
+      EXPECT_THAT(error.what(), HasSubstr("directory of its own"));
+    }
+  }
+  EXPECT_NO_THROW(second.acquire());
+  EXPECT_THAT(list_run(files(), run.path()).skipped, IsEmpty());
 }
 
 TEST(CheckpointDirectory, IncompleteAndForeignDirectoriesAreSkippedWithAReason) {  // BL-50
