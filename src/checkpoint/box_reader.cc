@@ -123,12 +123,11 @@ void BoxReader::check(const Piece& piece, size_t first_block, const char* data, 
 io::File& BoxReader::file(int index) {
   if (open_ && open_index_ == index) return *open_;
   const StoredFile& stored = manifest_.files[static_cast<size_t>(index)];
-  const std::string path = io::join_path(directory_, stored.name);
-  if (!files_.exists(path)) throw CorruptionError(path + ": missing");
-  auto opened = files_.open(path, io::OpenMode::kRead);
-  if (opened->size() != stored.bytes)
-    throw CorruptionError(
-        fmt::format("{}: has {} bytes instead of {}", path, opened->size(), stored.bytes));
+  auto opened = open_listed(files_, directory_, stored.name);
+  // No value comes from the header, but a damaged one is a damaged file, and other readers use it.
+  const std::string problem = verify_ ? check_header(*opened, stored) : check_size(*opened, stored);
+  if (!problem.empty()) throw CorruptionError(io::join_path(directory_, problem));
+  bytes_read_ += verify_ ? stored.data_offset : 0;
   open_ = std::move(opened);
   open_index_ = index;
   return *open_;

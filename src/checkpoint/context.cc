@@ -39,9 +39,7 @@ enum class RowMatch { kParameterShaped, kRowWise, kOther };
 
 RowMatch row_match(const torch::Tensor& value, const torch::Tensor& leaf) {
   if (value.sizes() == leaf.sizes()) return RowMatch::kParameterShaped;
-  if (value.dim() >= 1 && leaf.dim() >= 1 && value.size(0) == leaf.size(0))
-    return RowMatch::kRowWise;
-  return RowMatch::kOther;
+  return has_rows_of(value, leaf) ? RowMatch::kRowWise : RowMatch::kOther;
 }
 
 class Builder {
@@ -276,6 +274,10 @@ std::string trainable_outside(const LiveState& state, const std::set<const void*
 }
 
 }  // namespace
+
+bool has_rows_of(const torch::Tensor& value, const torch::Tensor& leaf) {
+  return value.dim() >= 1 && value.size(0) == (leaf.dim() == 0 ? 1 : leaf.size(0));
+}
 
 LeafNames leaf_index(const std::vector<ShardedParameter>& parameters) {
   LeafNames leaves;

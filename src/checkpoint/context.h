@@ -23,6 +23,10 @@ class ContextBuilder {
   static std::vector<StateEntry>& entries(StateDictContext& context) { return context.entries_; }
 };
 
+// Whether a state tensor has one entry of its first dimension for each row of `leaf`. A 0-dim
+// parameter is one row; the leaf of its owner has no dimension, the others' have shape [0].
+bool has_rows_of(const torch::Tensor& value, const torch::Tensor& leaf);
+
 // Parameters by the tensor that optimizers hold.
 using LeafNames = std::unordered_map<const void*, size_t>;
 LeafNames leaf_index(const std::vector<ShardedParameter>& parameters);

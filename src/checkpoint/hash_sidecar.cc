@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <cstring>
 
 #include "io/checksum.h"
@@ -34,9 +35,8 @@ std::string encode_hashes(const std::vector<uint64_t>& hashes) {
 std::vector<uint64_t> read_hashes(io::FileSystem& files, const std::string& directory,
                                   const Manifest& manifest) {
   const std::string path = io::join_path(directory, kHashesName);
-  if (!files.exists(path)) throw CorruptionError(path + ": missing");
   const uint64_t expected = kHeaderBytes + manifest.block_count * sizeof(uint64_t);
-  auto file = files.open(path, io::OpenMode::kRead);
+  auto file = open_listed(files, directory, kHashesName);
   const uint64_t actual = file->size();
   if (actual != expected)
     throw CorruptionError(fmt::format("{}: has {} bytes instead of {}", path, actual, expected));
@@ -52,6 +52,41 @@ std::vector<uint64_t> read_hashes(io::FileSystem& files, const std::string& dire
   if (!hashes.empty())
     std::memcpy(hashes.data(), bytes.data() + kHeaderBytes, hashes.size() * sizeof(uint64_t));
   return hashes;
+}
+
+std::unique_ptr<io::File> open_listed(io::FileSystem& files, const std::string& directory,
+                                      const std::string& name) {
+  const std::string path = io::join_path(directory, name);
+  try {
+    return files.open(path, io::OpenMode::kRead);
+  } catch (const IoError& error) {
+    switch (error.error_number()) {
+      case ENOENT:
+        throw CorruptionError(path + ": missing");
+      case ELOOP:
+        throw CorruptionError(path + ": a symbolic link, not a file of this checkpoint");
+      case EISDIR:
+      case EINVAL:
+        throw CorruptionError(path + ": not a regular file");
+      default:
+        throw;
+    }
+  }
+}
+
+std::string check_size(io::File& file, const StoredFile& stored) {
+  const uint64_t size = file.size();
+  if (size == stored.bytes) return "";
+  return fmt::format("{}: has {} bytes instead of {}", stored.name, size, stored.bytes);
+}
+
+std::string check_header(io::File& file, const StoredFile& stored) {
+  if (std::string problem = check_size(file, stored); !problem.empty()) return problem;
+  std::string bytes(stored.data_offset, '\0');
+  file.read_at(0, bytes.data(), bytes.size());
+  if (io::hash_bytes(bytes.data(), bytes.size()) == stored.header_hash) return "";
+  return fmt::format("{}: bytes 0 to {}, the header, do not match their checksum", stored.name,
+                     stored.data_offset);
 }
 
 std::string describe_damage(const StoredFile& file, const StoredTensor& tensor,

@@ -169,7 +169,7 @@ std::string inspect_text(const Manifest& manifest, const std::string& directory)
   std::string scalars;
   Json json = Json::parse(manifest.scalars_json);
   // They are the shapes of the parameters above.
-  if (json.contains("optimizer")) json["optimizer"].erase("shapes");
+  if (json.contains("optimizer") && json["optimizer"].is_object()) json["optimizer"].erase("shapes");
   add_scalar_lines(json, "", scalars);
   return out + "\nscalars\n" + scalars;
 }

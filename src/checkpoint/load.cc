@@ -95,11 +95,7 @@ class LoadOperation {
   std::string manifest_text() {
     if (!files_.is_directory(path_))
       throw UsageError(path_ + (files_.exists(path_) ? ": not a directory" : ": does not exist"));
-    const std::string name = io::join_path(path_, kManifestName);
-    if (!files_.exists(name))
-      throw CorruptionError(
-          path_ + ": no manifest.json in it: not a checkpoint directory, or an incomplete one");
-    return io::read_file(files_, name, kMaxManifestBytes);
+    return read_manifest_text(files_, path_);
   }
 
   void validate() {

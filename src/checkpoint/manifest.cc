@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/hash_sidecar.h"
 #include "checkpoint/manifest_check.h"
 #include "io/checksum.h"
 #include "io/safetensors.h"
@@ -189,7 +190,25 @@ void parse_hashes(const Json& json, const std::string& where, Manifest& out) {
   out.hashes_hash = fields.hash("xxh3");
 }
 
+// The parser needs no stack for a nested value, but writing and walking through it does.
+void require_shallow(const std::string& text, const std::string& where) {
+  size_t depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') in_string = !in_string;
+    if (in_string && c == '\\') ++i;
+    if (in_string) continue;
+    if (c == ']' || c == '}') depth -= depth > 0 ? 1 : 0;
+    if (c != '[' && c != '{') continue;
+    if (++depth > kMaxManifestDepth)
+      throw CorruptionError(fmt::format("{}: values are nested deeper than {} at byte {}", where,
+                                        kMaxManifestDepth, i));
+  }
+}
+
 Json parse_json(const std::string& text, const std::string& where) {
+  require_shallow(text, where);
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {
@@ -341,18 +360,31 @@ ManifestHead parse_manifest_head(const std::string& first_bytes, const std::stri
   return parse_head(parse_json(first_bytes.substr(begin, end - begin), where), where);
 }
 
-Manifest read_manifest(io::FileSystem& files, const std::string& directory) {
+std::string read_manifest_text(io::FileSystem& files, const std::string& directory) {
   const std::string path = io::join_path(directory, kManifestName);
   if (!files.exists(path))
     throw CorruptionError(
         fmt::format("{}: no {} in it: not a checkpoint directory, or an incomplete one", directory,
                     kManifestName));
-  return parse_manifest(io::read_file(files, path, kMaxManifestBytes), path);
+  const auto file = open_listed(files, directory, kManifestName);
+  const uint64_t size = file->size();
+  if (size > kMaxManifestBytes)
+    throw CorruptionError(fmt::format("{}: {} bytes are too many for a manifest", path, size));
+  std::string text(size, '\0');
+  file->read_at(0, text.data(), text.size());
+  return text;
+}
+
+Manifest read_manifest(io::FileSystem& files, const std::string& directory) {
+  return parse_manifest(read_manifest_text(files, directory),
+                        io::join_path(directory, kManifestName));
 }
 
 ManifestHead read_manifest_head(io::FileSystem& files, const std::string& directory) {
   const std::string path = io::join_path(directory, kManifestName);
-  auto file = files.open(path, io::OpenMode::kRead);
+  // A run's listing must tell one that was just removed from one that is damaged.
+  if (!files.exists(path)) throw IoError(path + ": removed since", ENOENT);
+  auto file = open_listed(files, directory, kManifestName);
   std::string bytes(std::min<uint64_t>(kHeadBytes, file->size()), '\0');
   file->read_at(0, bytes.data(), bytes.size());
   file->close();

@@ -100,7 +100,8 @@ Manifest parse_manifest(const std::string& text, const std::string& where);
 // The head from the first bytes of a manifest, seal not checked: for ordering checkpoints cheaply.
 ManifestHead parse_manifest_head(const std::string& first_bytes, const std::string& where);
 
-// Reads and validates `directory`/manifest.json.
+// `directory`/manifest.json: its text, and what it says, validated.
+std::string read_manifest_text(io::FileSystem& files, const std::string& directory);
 Manifest read_manifest(io::FileSystem& files, const std::string& directory);
 ManifestHead read_manifest_head(io::FileSystem& files, const std::string& directory);
 

@@ -7,6 +7,7 @@
 
 #include "checkpoint/manifest.h"
 #include "io/safetensors.h"
+#include "io/safetensors_limits.h"
 #include "tessera/error.h"
 
 namespace tessera::checkpoint {
@@ -109,7 +110,35 @@ void check_files(const Manifest& manifest, const std::string& where) {
     if (file.data_offset > file.bytes)
       throw CorruptionError(
           fmt::format("{}: the file {} is shorter than its header", where, file.name));
+    if (file.data_offset > io::kLengthBytes + io::kLongestHeader)
+      throw CorruptionError(fmt::format("{}: the header of the file {} is over the format's limit",
+                                        where, file.name));
   }
+}
+
+// Otherwise a short manifest could have one large file read a million times.
+void check_bytes_used_once(const Manifest& manifest, const std::string& where) {
+  struct Use {
+    int file;
+    uint64_t begin;
+    uint64_t end;
+    const StoredTensor* tensor;
+  };
+  std::vector<Use> uses;
+  for (const StoredTensor& tensor : manifest.tensors)
+    for (const StoredBox& box : tensor.boxes)
+      if (box.bytes > 0)
+        uses.push_back({box.file, box.offset, box.offset + box.bytes, &tensor});
+  std::sort(uses.begin(), uses.end(), [](const Use& a, const Use& b) {
+    return a.file != b.file ? a.file < b.file : a.begin < b.begin;
+  });
+  for (size_t i = 1; i < uses.size(); ++i)
+    if (uses[i].file == uses[i - 1].file && uses[i].begin < uses[i - 1].end)
+      throw CorruptionError(fmt::format(
+          "{}: tensors '{}' and '{}' share bytes {} to {} of the file {}", where,
+          uses[i - 1].tensor->key, uses[i].tensor->key, uses[i].begin,
+          std::min(uses[i].end, uses[i - 1].end),
+          manifest.files[static_cast<size_t>(uses[i].file)].name));
 }
 
 void check_aliases(const Manifest& manifest, const std::string& where) {
@@ -130,11 +159,14 @@ void check_manifest(Manifest& manifest, const std::string& where) {
           fmt::format("{}: the key '{}' is empty or occurs twice", where, tensor.key));
     TensorCheck(manifest, tensor, where).run();
   }
+  check_bytes_used_once(manifest, where);
   const uint64_t declared = manifest.block_count;
   manifest.number_blocks();
   if (manifest.block_count != declared)
     throw CorruptionError(fmt::format("{}: declares {} block hashes, its boxes have {}", where,
                                       declared, manifest.block_count));
+  if (declared > kMaxHashBlocks)
+    throw CorruptionError(fmt::format("{}: {} block hashes are too many", where, declared));
 }
 
 }  // namespace tessera::checkpoint

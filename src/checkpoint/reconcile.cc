@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 #include <set>
+#include <unordered_map>
 
 #include "checkpoint/agree.h"
 #include "checkpoint/context.h"
@@ -45,23 +46,29 @@ struct Detail {
   uint64_t hash = 0;
 };
 
-bool rows_fit(const StateEntry& entry, const LiveState& state) {
-  if (entry.role != StateRole::kOptimizer || entry.integer) return false;
-  if (entry.placement == Placement::kSharded) return true;
+using ParametersByName = std::unordered_map<std::string_view, const ShardedParameter*>;
+
+ParametersByName by_name(const LiveState& state) {
+  ParametersByName found;
   for (const ShardedParameter& parameter : state.parameters)
-    if (parameter.fqn == entry.name)
-      return entry.tensor.sizes() == parameter.leaf.sizes() ||
-             (entry.tensor.dim() >= 1 && parameter.leaf.dim() >= 1 &&
-              entry.tensor.size(0) == parameter.leaf.size(0));
-  return false;
+    found.emplace(parameter.fqn, &parameter);
+  return found;
 }
 
-void add_detail(MessageWriter& out, const StateEntry& entry, const LiveState& state) {
+bool rows_fit(const StateEntry& entry, const ParametersByName& parameters) {
+  if (entry.role != StateRole::kOptimizer || entry.integer) return false;
+  if (entry.placement == Placement::kSharded) return true;
+  const auto found = parameters.find(entry.name);
+  return found != parameters.end() && (entry.tensor.sizes() == found->second->leaf.sizes() ||
+                                       has_rows_of(entry.tensor, found->second->leaf));
+}
+
+void add_detail(MessageWriter& out, const StateEntry& entry, const ParametersByName& parameters) {
   out.add_text(entry.key).add_text(entry.dtype).add(static_cast<char>(entry.placement));
   out.add(is_buffer(entry))
       .add(entry.integer.has_value())
       .add(entry.integer.value_or(0))
-      .add(rows_fit(entry, state));
+      .add(rows_fit(entry, parameters));
   out.add_list(entry.shape);
   out.add_list(entry.integer ? std::vector<int64_t>{} : entry.tensor.sizes().vec());
   out.add(entry.placement == Placement::kSharded ? uint64_t{0} : content_hash(entry));
@@ -131,6 +138,14 @@ class EntryComparison {
                                      "parameter's rows");
   }
 
+  // This rank's part where it has all rows there are: of a 0-dim parameter's state only its owner
+  // can tell a scalar from one row.
+  const std::vector<int64_t>* owner_shape() const {
+    for (const Detail* detail : details_)
+      if (detail && c10::multiply_integers(detail->local_shape) != 0) return &detail->local_shape;
+    return nullptr;
+  }
+
  private:
   template <typename Predicate>
   bool all(Predicate predicate) const {
@@ -164,34 +179,43 @@ class EntryComparison {
   throw LayoutError(text);
 }
 
+// What the ranks agreed on for one entry.
+struct Settled {
+  Placement placement = Placement::kReplicated;
+  std::vector<int64_t> owner_shape;
+};
+
 // The entry as sharded over its parameter's rows.
-void make_sharded(StateEntry& entry, const LiveState& state) {
-  for (const ShardedParameter& parameter : state.parameters) {
-    if (parameter.fqn != entry.name) continue;
-    if (entry.tensor.sizes() == parameter.leaf.sizes())
-      entry.shape = parameter.shape;
-    else
-      entry.shape[0] = parameter.shape.empty() ? 1 : parameter.shape[0];
-    entry.row_begin = parameter.row_begin;
-    entry.row_end = parameter.row_end;
-  }
+void make_sharded(StateEntry& entry, const ShardedParameter& parameter) {
+  if (entry.tensor.sizes() == parameter.leaf.sizes())
+    entry.shape = parameter.shape;
+  else
+    entry.shape[0] = parameter.shape.empty() ? 1 : parameter.shape[0];
+  entry.row_begin = parameter.row_begin;
+  entry.row_end = parameter.row_end;
   entry.placement = Placement::kSharded;
 }
 
-void settle(StateEntry& entry, Placement placement, const LiveState& state) {
-  if (entry.placement == placement) return;
-  if (placement == Placement::kSharded) return make_sharded(entry, state);
-  entry.placement = placement;
-  entry.shape = entry.tensor.sizes().vec();
+void settle(StateEntry& entry, const Settled& settled, const ParametersByName& parameters) {
+  const bool moved = entry.placement != settled.placement;
+  if (settled.placement == Placement::kSharded && entry.role == StateRole::kOptimizer) {
+    const ShardedParameter& parameter = *parameters.at(entry.name);
+    if (moved) make_sharded(entry, parameter);
+    if (parameter.shape.empty()) entry.shape = settled.owner_shape;
+  } else if (moved) {
+    entry.placement = settled.placement;
+    entry.shape = entry.tensor.sizes().vec();
+  }
 }
 
 // The second exchange: every rank tells everything about its entries.
 void settle_differences(const LiveState& state, StateDictContext& context) {
   std::vector<StateEntry>& entries = ContextBuilder::entries(context);
+  const ParametersByName parameters = by_name(state);
   const auto messages = agree(*state.communicator, "comparing the state of the ranks", [&] {
     MessageWriter out;
     out.add(static_cast<uint64_t>(entries.size()));
-    for (const StateEntry& entry : entries) add_detail(out, entry, state);
+    for (const StateEntry& entry : entries) add_detail(out, entry, parameters);
     return out.take();
   });
   std::vector<std::map<std::string, Detail>> ranks;
@@ -200,17 +224,20 @@ void settle_differences(const LiveState& state, StateDictContext& context) {
     ranks.push_back(read_details(message));
     for (const auto& [key, detail] : ranks.back()) keys.insert(key);
   }
-  std::map<std::string, Placement> settled;
+  std::map<std::string, Settled> settled;
   std::vector<std::string> complaints;
   for (const std::string& key : keys) {
     std::string complaint;
-    if (const auto placement = EntryComparison(key, ranks).placement(complaint))
-      settled[key] = *placement;
-    else
+    const EntryComparison comparison(key, ranks);
+    if (const auto placement = comparison.placement(complaint)) {
+      const std::vector<int64_t>* owner = comparison.owner_shape();
+      settled[key] = {*placement, owner ? *owner : std::vector<int64_t>{}};
+    } else {
       complaints.push_back(complaint);
+    }
   }
   if (!complaints.empty()) throw_differences(complaints);
-  for (StateEntry& entry : entries) settle(entry, settled.at(entry.key), state);
+  for (StateEntry& entry : entries) settle(entry, settled.at(entry.key), parameters);
 }
 
 std::string structure_text(const std::vector<StateEntry>& entries) {

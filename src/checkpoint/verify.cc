@@ -18,6 +18,8 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr size_t kPieceBytes = 16 * io::kHashBlockBytes;
+// A lost disk of a terabyte would be 16 million lines.
+constexpr size_t kMostProblems = 1000;
 
 class Verifier {
  public:
@@ -28,69 +30,72 @@ class Verifier {
     if (!guard([&] { manifest_ = read_manifest(files_, directory_); })) return std::move(report_);
     report_.tensors = manifest_.tensors.size();
     const bool hashes_good = guard([&] { hashes_ = read_hashes(files_, directory_, manifest_); });
-    for (size_t i = 0; i < manifest_.files.size(); ++i)
-      guard([&] { check_file(static_cast<int>(i), hashes_good); });
+    uses_.resize(manifest_.files.size());
+    for (const StoredTensor& tensor : manifest_.tensors)
+      for (const StoredBox& box : tensor.boxes)
+        uses_[static_cast<size_t>(box.file)].push_back({&tensor, &box});
+    for (size_t i = 0; i < manifest_.files.size(); ++i) guard([&] { check_file(i, hashes_good); });
     check_stray_files();
+    if (unlisted_ > 0) report_.problems.push_back(fmt::format("... and {} more", unlisted_));
     return std::move(report_);
   }
 
  private:
+  struct Use {
+    const StoredTensor* tensor;
+    const StoredBox* box;
+  };
+
   template <typename Function>
   bool guard(Function function) {
     try {
       function();
       return true;
     } catch (const Error& error) {
-      report_.problems.emplace_back(error.what());
+      problem(error.what());
       return false;
     }
   }
 
-  void problem(std::string text) { report_.problems.push_back(std::move(text)); }
+  void problem(std::string text) {
+    if (report_.problems.size() < kMostProblems)
+      report_.problems.push_back(std::move(text));
+    else
+      ++unlisted_;
+  }
 
-  void check_file(int index, bool hashes_good) {
-    const StoredFile& stored = manifest_.files[static_cast<size_t>(index)];
-    const std::string path = io::join_path(directory_, stored.name);
-    if (!files_.exists(path)) throw CorruptionError(stored.name + ": missing");
-    auto file = files_.open(path, io::OpenMode::kRead);
-    if (file->size() != stored.bytes)
-      throw CorruptionError(
-          fmt::format("{}: has {} bytes instead of {}", stored.name, file->size(), stored.bytes));
+  void check_file(size_t index, bool hashes_good) {
+    const StoredFile& stored = manifest_.files[index];
+    auto file = open_listed(files_, directory_, stored.name);
+    const std::string wrong_size = check_size(*file, stored);
+    if (!wrong_size.empty()) throw CorruptionError(wrong_size);
     ++report_.files;
     report_.bytes += stored.bytes;
-    guard([&] { check_header(*file, index); });
-    for (const StoredTensor& tensor : manifest_.tensors) {
-      for (const StoredBox& box : tensor.boxes) {
-        if (box.file != index) continue;
-        if (hashes_good) check_blocks(*file, stored, tensor, box);
-        if (tensor.integer) check_integer(*file, stored, tensor, box);
-      }
+    const std::string damage = check_header(*file, stored);
+    if (!damage.empty()) problem(damage);
+    guard([&] { check_entries(*file, index); });
+    for (const Use& use : uses_[index]) {
+      if (hashes_good) check_blocks(*file, stored, *use.tensor, *use.box);
+      if (use.tensor->integer && use.box->bytes > 0)
+        check_integer(*file, stored, *use.tensor, *use.box);
     }
     file->close();
   }
 
-  void check_header(io::File& file, int index) {
-    const StoredFile& stored = manifest_.files[static_cast<size_t>(index)];
-    std::string bytes(stored.data_offset, '\0');
-    file.read_at(0, bytes.data(), bytes.size());
-    if (io::hash_bytes(bytes.data(), bytes.size()) != stored.header_hash)
-      problem(fmt::format("{}: bytes 0 to {}, the header, do not match their checksum", stored.name,
-                          stored.data_offset));
+  void check_entries(io::File& file, size_t index) {
+    const StoredFile& stored = manifest_.files[index];
     const io::SafetensorsHeader header = io::read_safetensors_header(file);
     std::map<std::string, const io::SafetensorsEntry*> entries;
     for (const io::SafetensorsEntry& entry : header.entries) entries[entry.name] = &entry;
     std::set<std::string> listed;
-    for (const StoredTensor& tensor : manifest_.tensors) {
-      for (const StoredBox& box : tensor.boxes) {
-        if (box.file != index) continue;
-        listed.insert(tensor.file_name());
-        const auto found = entries.find(tensor.file_name());
-        if (found == entries.end())
-          problem(
-              fmt::format("{}: the header lacks the tensor '{}'", stored.name, tensor.file_name()));
-        else
-          check_entry(stored, tensor, box, *found->second, header.data_offset);
-      }
+    for (const auto& [tensor, box] : uses_[index]) {
+      listed.insert(tensor->file_name());
+      const auto found = entries.find(tensor->file_name());
+      if (found == entries.end())
+        problem(
+            fmt::format("{}: the header lacks the tensor '{}'", stored.name, tensor->file_name()));
+      else
+        check_entry(stored, *tensor, *box, *found->second, header.data_offset);
     }
     for (const auto& [name, entry] : entries)
       if (!listed.contains(name))
@@ -146,8 +151,10 @@ class Verifier {
   io::FileSystem& files_;
   const std::string& directory_;
   Manifest manifest_;
+  std::vector<std::vector<Use>> uses_;  // by file
   std::vector<uint64_t> hashes_;
   VerifyReport report_;
+  size_t unlisted_ = 0;
 };
 
 }  // namespace

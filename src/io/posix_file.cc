@@ -127,7 +127,8 @@ class PosixFile final : public File {
 
 int open_flags(OpenMode mode) {
   // O_NONBLOCK: a FIFO must be refused, not waited for; regular files ignore it.
-  constexpr int kCommon = O_CLOEXEC | O_NOCTTY | O_NONBLOCK;
+  // O_NOFOLLOW: who can write into a directory must not choose files outside of it.
+  constexpr int kCommon = O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW;
   switch (mode) {
     case OpenMode::kRead:
       return kCommon | O_RDONLY;

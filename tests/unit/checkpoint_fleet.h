@@ -192,8 +192,10 @@ inline void expect_same_state(const FleetRank& actual, const FleetRank& expected
         continue;
       }
       const Tensor& tensor = value.toTensor();
-      const bool by_row = tensor.sizes() == full.sizes() ||
-                          (tensor.dim() >= 1 && full.dim() >= 1 && tensor.size(0) == full.size(0));
+      // A 0-dim parameter is one row.
+      const int64_t rows = full.dim() == 0 ? 1 : full.size(0);
+      const bool by_row =
+          tensor.sizes() == full.sizes() || (tensor.dim() >= 1 && tensor.size(0) == rows);
       expect_close(found.toTensor(), by_row ? part(tensor) : tensor, what);
     }
   }

@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 #include <random>
 
 #include "checkpoint/box_reader.h"
 #include "checkpoint/state_keys.h"
+#include "checkpoint/verify.h"
 #include "io/recording_file_system.h"
 #include "tessera/error.h"
 #include "unit/checkpoint_sample.h"
@@ -145,6 +147,19 @@ TEST(CheckpointManifest, ContradictionsAreNamed) {
               HasSubstr("only one of"));
   EXPECT_THAT(complaint([](Manifest& m) { m.block_count = 3; }), HasSubstr("3 block hashes"));
   EXPECT_THAT(complaint([](Manifest& m) {
+                m.files[0].data_offset = m.files[0].bytes = uint64_t{1} << 40;
+              }),
+              HasSubstr("over the format's limit"));
+  EXPECT_THAT(complaint([](Manifest& m) {
+                m.tensors.push_back(m.tensors[0]);
+                m.tensors[2].key = "model.copy";
+              }),
+              HasSubstr("'model.w' and 'model.copy' share bytes"));
+  EXPECT_THAT(complaint([](Manifest& m) {
+                m.scalars_json = "{\"a\":" + std::string(200, '[') + std::string(200, ']') + "}";
+              }),
+              HasSubstr("nested deeper"));
+  EXPECT_THAT(complaint([](Manifest& m) {
                 m.aliases = {{"a", "b"}, {"b", "c"}};
               }),
               HasSubstr("another alias"));
@@ -211,13 +226,74 @@ TEST(CheckpointBoxReader, ReadsOnlyTheBlocksOfTheWantedRows) {
   for (size_t i = 0; i < rows.size(); ++i)
     ASSERT_EQ(rows[i], static_cast<float>(2 * 40000 + i)) << i;
   // Row 2 of box 0 is bytes 320000..480000: blocks 4 to 7, from 262144; row 3 is 0..160000 of box
-  // 1: blocks 0 to 2, 196608 bytes.
-  EXPECT_EQ(recording.bytes_read(), (480000U - 262144U) + 196608U);
+  // 1: blocks 0 to 2, 196608 bytes. The headers are verified too.
+  const uint64_t headers = manifest.files[0].data_offset + manifest.files[1].data_offset;
+  EXPECT_EQ(recording.bytes_read(), (480000U - 262144U) + 196608U + headers);
   EXPECT_EQ(reader.bytes_read(), recording.bytes_read());
   recording.clear();
   BoxReader unverified(recording, temp / "c", manifest, {});
   unverified.read({{&manifest.tensors[0], {2, 4}, 0, rows.data()}});
   EXPECT_EQ(recording.bytes_read(), 320000U);
+}
+
+// BL-57: nothing is taken from a safetensors header, but a damaged one is a damaged file.
+TEST(CheckpointBoxReader, AFlippedBitOfAHeaderIsFound) {
+  TempDirectory temp;
+  const Manifest manifest = write_sample(io::real_file_system(), temp / "c");
+  const auto hashes = read_hashes(io::real_file_system(), temp / "c", manifest);
+  const std::string path = temp / ("c/" + manifest.files[1].name);
+  const std::string whole = io::slurp(path);
+  std::vector<float> row(40000);
+  const auto read = [&](const std::vector<uint64_t>& verified) {
+    BoxReader(io::real_file_system(), temp / "c", manifest, verified)
+        .read({{&manifest.tensors[0], {4, 5}, 0, row.data()}});
+  };
+  for (size_t bit = 0; bit < manifest.files[1].data_offset * 8; bit += 3) {
+    std::string damaged = whole;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
+    io::spill(path, damaged);
+    try {
+      read(hashes);
+      ADD_FAILURE() << "bit " << bit;
+    } catch (const CorruptionError& error) {
+      EXPECT_THAT(error.what(), testing::AllOf(HasSubstr(manifest.files[1].name),
+                                               HasSubstr("bytes 0 to"), HasSubstr("header")));
+    }
+    EXPECT_NO_THROW(read({}));
+  }
+}
+
+TEST(CheckpointBoxReader, NothingOutsideOfTheDirectoryIsRead) {
+  io::FileSystem& files = io::real_file_system();
+  TempDirectory temp;
+  const Manifest manifest = write_sample(files, temp / "c");
+  std::vector<float> row(40000);
+  const auto message = [&] {
+    try {
+      read_manifest(files, temp / "c");
+      BoxReader(files, temp / "c", manifest, read_hashes(files, temp / "c", manifest))
+          .read({{&manifest.tensors[0], {4, 5}, 0, row.data()}});
+      return std::string("read");
+    } catch (const CorruptionError& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_EQ(message(), "read");
+  for (const std::string& name :
+       {manifest.files[1].name, std::string(kHashesName), std::string(kManifestName)}) {
+    const std::string path = temp / ("c/" + name);
+    std::filesystem::rename(path, temp / "elsewhere");
+    std::filesystem::create_symlink(temp / "elsewhere", path);
+    EXPECT_THAT(message(), testing::AllOf(HasSubstr(name), HasSubstr("symbolic link")));
+    EXPECT_THAT(verify_checkpoint(files, temp / "c").problems,
+                testing::Contains(HasSubstr("symbolic link")));
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);
+    EXPECT_THAT(message(), testing::AllOf(HasSubstr(name), HasSubstr("not a regular file")));
+    std::filesystem::remove(path);
+    std::filesystem::rename(temp / "elsewhere", path);
+  }
+  EXPECT_EQ(message(), "read");
 }
 
 TEST(CheckpointStateKeys, AMissingKeyIsFoundByComparison) {  // B15
