@@ -79,32 +79,44 @@ BackgroundSaver::~BackgroundSaver() {
   }
 }
 
+std::function<void()> BackgroundSaver::take_unsettled(std::shared_ptr<BackgroundSave>& earlier) {
+  wait_until_idle();
+  earlier = std::move(unsettled_);
+  unsettled_ = nullptr;
+  return [earlier] {
+    if (!earlier) return;
+    try {
+      earlier->committed.get();
+    } catch (const SaveCancelled&) {
+      // Whoever gave it up knows.
+    }
+  };
+}
+
+// All ranks have read why it failed.
+void BackgroundSaver::clean_up(const std::shared_ptr<BackgroundSave>& earlier) {
+  if (!earlier) return;
+  try {
+    earlier->committed.get();
+  } catch (const std::exception&) {
+    remove_temporary(files_, earlier->job);
+  }
+}
+
 void BackgroundSaver::settle(comm::Communicator& communicator) {
   if (!unsettled_) return;
-  wait_until_idle();
-  const std::shared_ptr<BackgroundSave> save = std::move(unsettled_);
-  unsettled_ = nullptr;
-  bool failed = false;
-  const auto remove = [&] {
-    if (failed) remove_temporary(files_, save->job);
-  };
+  std::shared_ptr<BackgroundSave> earlier;
+  const auto tell = take_unsettled(earlier);
   try {
     agree(communicator, "an earlier background save", [&] {
-      try {
-        save->committed.get();
-      } catch (const SaveCancelled&) {
-        failed = true;
-      } catch (...) {
-        failed = true;
-        throw;
-      }
+      tell();
       return std::string();
     });
   } catch (...) {
-    remove();
+    clean_up(earlier);
     throw;
   }
-  remove();
+  clean_up(earlier);
 }
 
 std::shared_ptr<BackgroundSave> BackgroundSaver::start(const std::string& root,
@@ -112,29 +124,36 @@ std::shared_ptr<BackgroundSave> BackgroundSaver::start(const std::string& root,
                                                        const CkptSpec& spec, int64_t step,
                                                        const CheckpointerOptions& options,
                                                        RunLock* lock) {
-  settle(*state.communicator);
+  if (options.save().through_rank0())
+    throw UsageError(
+        "save_async needs a directory that all ranks share; with SaveOptions::through_rank0 use save");
+  std::shared_ptr<BackgroundSave> earlier;
+  const auto tell = take_unsettled(earlier);
   auto save = std::make_shared<BackgroundSave>();
-  SaveJob& job = save->job;
-  job = prepare_job(state, spec, step_target(root, step, lock), step, options.save());
   try {
-    const auto messages =
-        agree(*state.communicator, "starting the save of " + job.target.path, [&] {
-          if (!thread_.joinable()) thread_ = start_quiet_thread([this] { serve(); });
-          const std::string claim = claim_directory(files_, job);
-          Staged staged = stage(job, area_, gate_);
-          save->pending = std::move(staged.pending);
-          save->total_bytes = staged.total_bytes;
-          save->staged_bytes = staged.copied_bytes;
-          return claim;
-        });
-    take_claim(job, messages[0]);
-    save->options = options;
-    save->timeout = state.communicator->timeout();
-    hand_over(save);
+    const auto first = [&] {
+      tell();
+      if (!thread_.joinable()) thread_ = start_quiet_thread([this] { serve(); });
+    };
+    prepare_job(files_, state, spec, step_target(root, step, lock), step, options.save(), first,
+                save->job);
   } catch (...) {
-    remove_temporary(files_, job);
+    clean_up(earlier);
+    remove_temporary(files_, save->job);
     throw;
   }
+  clean_up(earlier);
+  save->options = options;
+  save->timeout = state.communicator->timeout();
+  // What fails from here on fails on this rank alone, and reaches the others with its report.
+  save->staging_outcome = outcome_of([&] {
+    Staged staged = stage(save->job, area_, gate_);
+    save->pending = std::move(staged.pending);
+    save->total_bytes = staged.total_bytes;
+    save->staged_bytes = staged.copied_bytes;
+    return std::string();
+  });
+  hand_over(save);
   return save;
 }
 
@@ -185,7 +204,9 @@ void BackgroundSaver::run(BackgroundSave& save) {
   copy(save);
   std::string published;
   try {
-    published = meet_and_publish(files_, save, write_part(files_, save));
+    const bool staged = succeeded(save.staging_outcome);
+    published = meet_and_publish(files_, save,
+                                 staged ? write_part(files_, save) : save.staging_outcome);
   } catch (...) {
     save.committed_promise.set_exception(std::current_exception());
     return;

@@ -28,6 +28,7 @@ struct BackgroundSave {
   std::vector<PendingCopy> pending;
   uint64_t total_bytes = 0;
   std::atomic<uint64_t> staged_bytes{0};
+  std::string staging_outcome;  // see agree.h
   CheckpointerOptions options;
   std::chrono::milliseconds timeout{0};
   std::promise<void> staged_promise;
@@ -58,6 +59,9 @@ class BackgroundSaver {
   void before_staging(std::function<void()> hook) { before_staging_ = std::move(hook); }
 
  private:
+  // Waits for the running save and takes it out; the result throws what it failed with.
+  std::function<void()> take_unsettled(std::shared_ptr<BackgroundSave>& earlier);
+  void clean_up(const std::shared_ptr<BackgroundSave>& earlier);
   void hand_over(std::shared_ptr<BackgroundSave> save);
   void wait_until_idle();
   void serve();

@@ -45,6 +45,8 @@ LiveState live_state(const TrainState& state) {
   live.schedulers = state.schedulers();
   live.factory = state.state_factory();
   live.generator = at::detail::getDefaultCPUGenerator();
+  const torch::Device device = state.sharded().mesh().device();
+  if (device.is_cuda()) live.device_generator = at::globalContext().defaultGenerator(device);
   return live;
 }
 

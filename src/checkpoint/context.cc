@@ -53,7 +53,10 @@ class Builder {
       for (const auto& [name, optimizer] : state_.more_optimizers)
         scalars["optimizers"][name] = add_optimizer(*optimizer);
     }
-    if (spec_.with_rng()) add_rng();
+    if (spec_.with_rng()) {
+      add_rng("cpu", state_.generator);
+      add_rng("cuda", state_.device_generator);
+    }
     if (spec_.with_items()) add_items();
     check_keys_unique();
   }
@@ -190,12 +193,11 @@ class Builder {
     entries.push_back(std::move(entry));
   }
 
-  void add_rng() {
-    if (!state_.generator.defined()) return;
+  void add_rng(const std::string& device, at::Generator generator) {
+    if (!generator.defined()) return;
     StateEntry entry;
-    entry.key = rng_key(spec_);
+    entry.key = rng_key(spec_, device);
     entry.role = StateRole::kRng;
-    at::Generator generator = state_.generator;
     {
       const std::lock_guard<std::mutex> lock(generator.mutex());
       entry.tensor = generator.get_state();

@@ -14,7 +14,8 @@ inline constexpr const char* kKeyScheme = "fqn-1";
 std::string model_key(const CkptSpec& spec, const std::string& name);
 std::string optimizer_key(const CkptSpec& spec, const std::string& name,
                           const std::string& state_key);
-std::string rng_key(const CkptSpec& spec);
+// `device` is "cpu" or "cuda".
+std::string rng_key(const CkptSpec& spec, const std::string& device);
 std::string item_key(const CkptSpec& spec, const std::string& name);
 
 StoredKind stored_kind(StateDictKind kind);

@@ -23,7 +23,8 @@ struct LiveState {
   std::map<std::string, ItemTensor> tensors;
   std::map<std::string, torch::optim::LRScheduler*> schedulers;
   StateFactory factory;
-  at::Generator generator;  // this rank's CPU generator
+  at::Generator generator;         // this rank's CPU generator
+  at::Generator device_generator;  // and that of its CUDA device, where it has one
 
   int rank() const { return communicator->rank(); }
   int world_size() const { return communicator->world_size(); }

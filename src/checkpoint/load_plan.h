@@ -158,13 +158,16 @@ class ScalarLoad {
   void commit();
 
  private:
-  void plan_rng(LoadPlan& plan);
+  struct Generator {
+    at::Generator generator;
+    torch::Tensor state;  // undefined: it starts from `seed`
+    uint64_t seed = 0;
+  };
+  void plan_rng(LoadPlan& plan, const std::string& device, const at::Generator& generator);
   void plan_schedulers(LoadPlan& plan, const nlohmann::json& stored);
   void plan_items(LoadPlan& plan, const nlohmann::json& stored, const nlohmann::json& live);
 
-  at::Generator generator_;
-  torch::Tensor generator_state_;
-  std::optional<uint64_t> seed_;
+  std::vector<Generator> generators_;
   std::vector<std::pair<torch::optim::LRScheduler*, int64_t>> schedulers_;
   std::vector<std::pair<const TrainState::Item*, ItemValue>> items_;
 };

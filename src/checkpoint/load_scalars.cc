@@ -25,7 +25,10 @@ Json section(const Json& scalars, const char* name) {
 }  // namespace
 
 void ScalarLoad::plan(LoadPlan& plan, const StateDictContext& context) {
-  if (plan.spec.with_rng()) plan_rng(plan);
+  if (plan.spec.with_rng()) {
+    plan_rng(plan, "cpu", plan.state.generator);
+    plan_rng(plan, "cuda", plan.state.device_generator);
+  }
   if (!plan.spec.with_items()) return;
   const Json stored = Json::parse(plan.manifest.scalars_json);
   const Json live = Json::parse(context.scalars_json());
@@ -33,32 +36,38 @@ void ScalarLoad::plan(LoadPlan& plan, const StateDictContext& context) {
   plan_items(plan, stored, live);
 }
 
-void ScalarLoad::plan_rng(LoadPlan& plan) {
-  generator_ = plan.state.generator;
-  if (!generator_.defined()) return;
-  const StoredTensor* stored = plan.manifest.find(rng_key(plan.spec));
+void ScalarLoad::plan_rng(LoadPlan& plan, const std::string& device,
+                          const at::Generator& generator) {
+  if (!generator.defined()) return;
+  const std::string key = rng_key(plan.spec, device);
+  const StoredTensor* stored = plan.manifest.find(key);
   if (!stored) {
-    plan.problems.push_back("'" + rng_key(plan.spec) + "': missing in the checkpoint");
+    // A run may move to another kind of device; every run has a CPU.
+    if (device == "cpu")
+      plan.problems.push_back("'" + key + "': missing in the checkpoint");
+    else
+      plan.note("'" + key + "' is not in the checkpoint; this generator stays as it is");
     return;
   }
+  Generator target{generator, torch::Tensor(), 0};
   if (plan.manifest.head.world_size == plan.state.world_size()) {
     if (stored->dtype != "U8" || stored->shape.size() != 1) {
       plan.problems.push_back("'" + stored->key + "' is no generator state");
       return;
     }
-    generator_state_ =
+    target.state =
         plan.reserve(*stored, {0, stored->rows()}, stored->shape, torch::kUInt8, torch::kCPU);
-    return;
+  } else {
+    // The hash of all hashes stands for the whole saved state, its generators included.
+    const uint64_t parts[] = {plan.manifest.hashes_hash,
+                              static_cast<uint64_t>(plan.manifest.head.step),
+                              static_cast<uint64_t>(plan.state.rank())};
+    target.seed = io::hash_bytes(parts, sizeof(parts));
+    plan.note(c10::str("random numbers of '", key, "': ", plan.manifest.head.world_size,
+                       " ranks saved their generators, ", plan.state.world_size(),
+                       " load; every rank starts from a seed made of the saved state, step and rank"));
   }
-  // The hash of all hashes stands for the whole saved state, its generators included.
-  const uint64_t parts[] = {plan.manifest.hashes_hash,
-                            static_cast<uint64_t>(plan.manifest.head.step),
-                            static_cast<uint64_t>(plan.state.rank())};
-  seed_ = io::hash_bytes(parts, sizeof(parts));
-  plan.note(
-      c10::str("random numbers: ", plan.manifest.head.world_size, " ranks saved their generators, ",
-               plan.state.world_size(),
-               " load; every rank starts from a seed made of the saved state, step and rank"));
+  generators_.push_back(std::move(target));
 }
 
 void ScalarLoad::plan_schedulers(LoadPlan& plan, const Json& stored) {
@@ -105,12 +114,12 @@ void ScalarLoad::plan_items(LoadPlan& plan, const Json& stored, const Json& live
 
 void ScalarLoad::commit() {
   for (const auto& [scheduler, step] : schedulers_) set_scheduler_step(*scheduler, step);
-  if (generator_.defined() && (generator_state_.defined() || seed_)) {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    if (generator_state_.defined())
-      generator_.set_state(generator_state_);
+  for (Generator& target : generators_) {
+    const std::lock_guard<std::mutex> lock(target.generator.mutex());
+    if (target.state.defined())
+      target.generator.set_state(target.state);
     else
-      generator_.set_current_seed(*seed_);
+      target.generator.set_current_seed(target.seed);
   }
   for (const auto& [item, value] : items_) item->set(value);
 }

@@ -262,11 +262,12 @@ struct Summary {
   std::vector<uint64_t> buffers;
   uint64_t layout = 0;
   uint64_t bytes = 0;
+  std::string claim;
 
   std::string encode() const {
     MessageWriter out;
     out.add_text(path).add(step).add_text(spec).add(scalars);
-    out.add(structure).add(replicated).add_list(buffers).add(layout).add(bytes);
+    out.add(structure).add(replicated).add_list(buffers).add(layout).add(bytes).add_text(claim);
     return out.take();
   }
   static Summary decode(const std::string& message) {
@@ -281,6 +282,7 @@ struct Summary {
     summary.buffers = in.get_list<uint64_t>();
     summary.layout = in.get<uint64_t>();
     summary.bytes = in.get<uint64_t>();
+    summary.claim = in.get_text();
     return summary;
   }
 };
@@ -357,7 +359,8 @@ std::string join_layouts(const std::vector<uint64_t>& local) {
 }
 
 SaveAgreement agree_on_save(const LiveState& state, const CkptSpec& spec, const std::string& path,
-                            int64_t step, StateDictContext& context) {
+                            int64_t step, StateDictContext& context,
+                            const std::function<std::string()>& claim) {
   const auto messages = agree(*state.communicator, "preparing the save of " + path, [&] {
     context = ContextBuilder::build(state, spec);
     if (spec.kind() == StateDictKind::kLocal) {
@@ -367,6 +370,7 @@ SaveAgreement agree_on_save(const LiveState& state, const CkptSpec& spec, const 
     Summary summary = summarize(state, spec, context);
     summary.path = path;
     summary.step = step;
+    summary.claim = claim();
     return summary.encode();
   });
   std::vector<Summary> ranks;
@@ -383,6 +387,7 @@ SaveAgreement agree_on_save(const LiveState& state, const CkptSpec& spec, const 
     layouts.push_back(rank.layout);
   }
   agreement.layout = join_layouts(layouts);
+  agreement.claim = ranks[0].claim;
   // A difference in the entries explains one in the scalars, so it is told first.
   if (!same_structure || !same_values) settle_differences(state, context);
   if (same_structure) settle_buffers(ranks, context);

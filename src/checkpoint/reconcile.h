@@ -6,6 +6,7 @@
 // Errors: LayoutError listing what differs, the same on all ranks.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "checkpoint/live_state.h"
@@ -15,12 +16,15 @@ namespace tessera::checkpoint {
 struct SaveAgreement {
   std::string layout;        // fingerprint of the rows of all ranks
   uint64_t total_bytes = 0;  // what all ranks will write
+  std::string claim;         // what rank 0's `claim` returned
 };
 
 // Builds the context on every rank and makes them agree. Buffers that differ become kPerRank; for
-// LOCAL everything that is not sharded does. `path` and `step` must be equal. [collective]
+// LOCAL everything that is not sharded does. `path` and `step` must be equal. `claim` is called on
+// every rank once its context is built; its errors are those of the agreement. [collective]
 SaveAgreement agree_on_save(const LiveState& state, const CkptSpec& spec, const std::string& path,
-                            int64_t step, StateDictContext& context);
+                            int64_t step, StateDictContext& context,
+                            const std::function<std::string()>& claim);
 
 // Puts the local fingerprints of all ranks together.
 std::string join_layouts(const std::vector<uint64_t>& local);

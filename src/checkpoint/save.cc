@@ -2,26 +2,26 @@
 
 #include "checkpoint/agree.h"
 #include "checkpoint/save_job.h"
+#include "checkpoint/streamed_write.h"
 
 namespace tessera::checkpoint {
 
 namespace {
 
-// Rank 0 claims the directory and makes the files that all ranks write.
-void create(io::FileSystem& files, comm::Communicator& communicator, SaveJob& job) {
-  const auto messages = agree(communicator, "starting the save of " + job.target.path, [&] {
-    const std::string claim = claim_directory(files, job);
-    if (job.leader()) {
-      prepare_root(files, job);
-      create_shared_files(files, job);
-    }
-    return claim;
-  });
-  take_claim(job, messages[0]);
+// Rank 0 makes room and the files that all ranks write, which must be there before they do.
+void create(io::FileSystem& files, comm::Communicator& communicator, const SaveJob& job) {
+  const auto prepare = [&] {
+    if (!job.leader()) return std::string();
+    prepare_root(files, job);
+    create_shared_files(files, job);
+    return std::string();
+  };
+  agree(communicator, "starting the save of " + job.target.path, prepare);
 }
 
 std::vector<std::string> write(io::FileSystem& files, comm::Communicator& communicator,
                                const SaveJob& job) {
+  if (job.options.through_rank0()) return write_through_rank0(files, communicator, job);
   return agree(communicator, "writing " + job.target.path, [&] {
     if (!job.leader()) wait_until_visible(files, job, communicator.timeout());
     SaveMeter meter;
@@ -41,8 +41,9 @@ std::string publish_all(io::FileSystem& files, comm::Communicator& communicator,
 std::string save_state(io::FileSystem& files, const LiveState& state, const CkptSpec& spec,
                        const SaveTarget& target, int64_t step, const SaveOptions& options) {
   comm::Communicator& communicator = *state.communicator;
-  SaveJob job = prepare_job(state, spec, target, step, options);
+  SaveJob job;
   try {
+    prepare_job(files, state, spec, target, step, options, [] {}, job);
     create(files, communicator, job);
     const std::vector<std::string> reports = write(files, communicator, job);
     return io::join_path(job.root, publish_all(files, communicator, job, reports));

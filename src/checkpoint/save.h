@@ -1,6 +1,6 @@
 // The save of one checkpoint over all ranks.
 //
-// Exchanges: 1 to compare, 1 for the directory, 1 for the boxes and hashes, 1 for the outcome. Each
+// Exchanges: 1 to compare and claim, 1 for room, 1 for boxes and hashes, 1 for the outcome. Each
 // carries the outcome of the step before it, so a failure on any rank ends the save on all of them;
 // rank 0 then removes the temporary directory. Bytes: each rank its own rows, once.
 #pragma once

@@ -30,6 +30,27 @@ std::string host_name() {
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }
 
+std::string claim_directory(io::FileSystem& files, SaveJob& job) {
+  if (!job.target.may_number && files.exists(job.target.path))
+    throw UsageError(job.target.path + " exists already; a checkpoint directory is never reused");
+  files.create_directories(job.root);
+  if (job.target.lock) job.target.lock->acquire();
+  const RunListing listing = list_run(files, job.root);
+  job.directory = claim_temporary(files, job.root, job.name);
+  return MessageWriter()
+      .add(listing.highest_sequence + 1)
+      .add_text(job.directory)
+      .add_text(host_name())
+      .take();
+}
+
+void take_claim(SaveJob& job) {
+  MessageReader in(job.agreement.claim);
+  job.sequence = in.get<uint64_t>();
+  job.directory = in.get_text();
+  job.leader_host = in.get_text();
+}
+
 void write_file(io::FileSystem& files, const SaveJob& job, const PlannedFile& file,
                 SaveMeter& meter, MessageWriter& report) {
   auto out = file.shared
@@ -47,9 +68,9 @@ void write_file(io::FileSystem& files, const SaveJob& job, const PlannedFile& fi
 
 }  // namespace
 
-SaveJob prepare_job(const LiveState& state, const CkptSpec& spec, const SaveTarget& target,
-                    int64_t step, const SaveOptions& options) {
-  SaveJob job;
+void prepare_job(io::FileSystem& files, const LiveState& state, const CkptSpec& spec,
+                 const SaveTarget& target, int64_t step, const SaveOptions& options,
+                 const std::function<void()>& first, SaveJob& job) {
   job.spec = spec;
   job.target = target;
   job.step = step;
@@ -59,31 +80,12 @@ SaveJob prepare_job(const LiveState& state, const CkptSpec& spec, const SaveTarg
   for (const ShardedParameter& parameter : state.parameters)
     for (const std::string& alias : parameter.aliases) job.aliases[alias] = parameter.fqn;
   std::tie(job.root, job.name) = split_path(target.path);
-  job.agreement = agree_on_save(state, spec, target.path, step, job.context);
+  job.agreement = agree_on_save(state, spec, target.path, step, job.context, [&] {
+    first();
+    return job.leader() ? claim_directory(files, job) : std::string();
+  });
+  take_claim(job);
   job.plan = plan_files(job.context.entries(), spec.kind(), job.rank);
-  return job;
-}
-
-std::string claim_directory(io::FileSystem& files, SaveJob& job) {
-  if (!job.leader()) return {};
-  if (!job.target.may_number && files.exists(job.target.path))
-    throw UsageError(job.target.path + " exists already; a checkpoint directory is never reused");
-  files.create_directories(job.root);
-  if (job.target.lock) job.target.lock->acquire();
-  const RunListing listing = list_run(files, job.root);
-  job.directory = claim_temporary(files, job.root, job.name);
-  return MessageWriter()
-      .add(listing.highest_sequence + 1)
-      .add_text(job.directory)
-      .add_text(host_name())
-      .take();
-}
-
-void take_claim(SaveJob& job, const std::string& message) {
-  MessageReader in(message);
-  job.sequence = in.get<uint64_t>();
-  job.directory = in.get_text();
-  job.leader_host = in.get_text();
 }
 
 void prepare_root(io::FileSystem& files, const SaveJob& job) {

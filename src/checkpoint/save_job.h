@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -47,14 +48,13 @@ struct SaveMeter {
   std::atomic<bool> abandoned{false};  // this process does not wait for the others any more
 };
 
-// What the ranks agree on, the directory left out. [collective]
-SaveJob prepare_job(const LiveState& state, const CkptSpec& spec, const SaveTarget& target,
-                    int64_t step, const SaveOptions& options);
-
-// Rank 0: claims the temporary directory. Returns a message that `take_claim` understands on every
-// rank.
-std::string claim_directory(io::FileSystem& files, SaveJob& job);
-void take_claim(SaveJob& job, const std::string& message);
+// Fills in the job: what the ranks agree on, and the temporary directory that rank 0 claims, in one
+// exchange (more where ranks differ). `first` runs on every rank before the claim; what it throws is
+// an error on all. A job whose preparation failed may still hold a claim: `remove_temporary`.
+// [collective]
+void prepare_job(io::FileSystem& files, const LiveState& state, const CkptSpec& spec,
+                 const SaveTarget& target, int64_t step, const SaveOptions& options,
+                 const std::function<void()>& first, SaveJob& job);
 
 // Rank 0: cleans what earlier saves left, and makes sure that there is room.
 void prepare_root(io::FileSystem& files, const SaveJob& job);

@@ -97,7 +97,9 @@ std::string optimizer_key(const CkptSpec& spec, const std::string& name,
                           const std::string& state_key) {
   return spec.key_prefix() + "optim.state." + name + "." + state_key;
 }
-std::string rng_key(const CkptSpec& spec) { return spec.key_prefix() + "rng.cpu"; }
+std::string rng_key(const CkptSpec& spec, const std::string& device) {
+  return spec.key_prefix() + "rng." + device;
+}
 std::string item_key(const CkptSpec& spec, const std::string& name) {
   return spec.key_prefix() + "item." + name;
 }

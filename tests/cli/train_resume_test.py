@@ -73,6 +73,27 @@ class Resume(TrainTest):
         self.assertEqual(sorted(n for n in os.listdir(self.path("run")) if n.startswith("step")),
                          ["step-00000005", "step-00000006"])
 
+    def test_saving_in_the_background_writes_the_same_bytes(self):
+        for task in ("gpt", "wordvec"):
+            for flags in ([], ["--async-save"]):
+                self.train(2, task, "--steps", 12, "--checkpoint-dir", self.path(task + "".join(flags)),
+                           "--checkpoint-every", 3, "--keep-last", 2, "--keep-every", 6, *flags)
+            runs = [self.path(task), self.path(task + "--async-save")]
+            names = [sorted(n for n in os.listdir(run) if n.startswith("step")) for run in runs]
+            self.assertEqual(names[0], ["step-00000006", "step-00000009", "step-00000012"])
+            self.assertEqual(names[1], names[0])
+            for name in names[0]:
+                contents = [self.contents(os.path.join(run, name)) for run in runs]
+                self.assertEqual(len(contents[0]), 4)
+                self.assertTrue(contents[0] == contents[1], f"{task} {name} differs")
+
+    def contents(self, folder):
+        out = {}
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), "rb") as file:
+                out[name] = file.read()
+        return out
+
 
 if __name__ == "__main__":
     unittest.main()

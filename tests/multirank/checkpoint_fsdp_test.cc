@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, CheckpointFsdp,
                                                           StateDictKind::kLocal)),
                          case_name);
 
-// The two faults from which this project comes, by name. Both at every world size and on every
+// BL-02. The two faults from which this project comes, by name. Both at every world size and on every
 // rank, with ranks that hold no row of some parameters.
 
 TEST(AdagradSumSurvives, BeforeAndAfterTheFirstStepAndInLateGroups) {

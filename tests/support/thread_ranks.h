@@ -73,7 +73,14 @@ class ThreadCommunicator : public comm::Communicator {
   }
   void reduce_scatter(torch::Tensor, torch::Tensor) override { throw Error("not simulated"); }
   void all_reduce(torch::Tensor, comm::ReduceOp) override { throw Error("not simulated"); }
-  void broadcast(torch::Tensor, int) override { throw Error("not simulated"); }
+  void broadcast(torch::Tensor tensor, int root) override {
+    const bool sends = rank() == root;
+    const std::string mine =
+        sends ? std::string(static_cast<const char*>(tensor.data_ptr()), tensor.nbytes()) : "";
+    const std::string sent =
+        world_.exchange(rank(), mine, timeout())[static_cast<size_t>(root)];
+    if (!sends) std::copy(sent.begin(), sent.end(), static_cast<char*>(tensor.data_ptr()));
+  }
   void barrier() override { world_.exchange(rank(), {}, timeout()); }
 
  private:

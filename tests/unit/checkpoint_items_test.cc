@@ -77,7 +77,8 @@ struct Tensors {
   Tensor ema, table, counts;
 };
 
-TEST_P(CheckpointItems, TensorsOfEverySpreadLoadAtAnotherWorldSizeByTheirPolicy) {
+// BL-24: state of each rank, as a data loader has, and another number of ranks.
+TEST_P(CheckpointItems, BL24_TensorsOfEverySpreadLoadAtAnotherWorldSizeByTheirPolicy) {
   for (const StateDictKind kind : {StateDictKind::kSharded, StateDictKind::kFull}) {
     TempDirectory temp;
     const CkptSpec spec = CkptSpec().kind(kind);
@@ -119,6 +120,54 @@ TEST_P(CheckpointItems, TensorsOfEverySpreadLoadAtAnotherWorldSizeByTheirPolicy)
       EXPECT_TRUE(torch::equal(fresh.table, Tensors(rank, communicator.rank(), 5).table));
     });
   }
+}
+
+// BL-66, with a second generator in the place of a device's.
+TEST_P(CheckpointItems, BL66_TheGeneratorOfTheDeviceComesBackToo) {
+  ranks([&](comm::Communicator& communicator) {
+    FleetRank rank = rank_of(communicator, kAdam);
+    LiveState live = rank.live(communicator);
+    save_state(files(), live, {}, {temp_ / "cpu", false}, 1, SaveOptions().sync(false));
+    live.device_generator = at::detail::createCPUGenerator(77 + static_cast<uint64_t>(communicator.rank()));
+    const auto draw = [&] { return torch::rand({3}, live.device_generator); };
+    draw();
+    save_state(files(), live, {}, {path_, false}, 1, SaveOptions().sync(false));
+    const Tensor expected = draw();
+    load_state(files(), path_, live, {}, {});
+    EXPECT_TRUE(torch::equal(draw(), expected));
+    // A run that moves from the CPU to a device.
+    const LoadReport report = load_state(files(), temp_ / "cpu", live, {}, {});
+    EXPECT_THAT(all_notes(report), HasSubstr("'rng.cuda' is not in the checkpoint"));
+  });
+}
+
+class CountingSgd : public SGD {
+ public:
+  using SGD::SGD;
+  torch::Tensor step(LossClosure closure = nullptr) override {
+    ++steps;
+    return SGD::step(std::move(closure));
+  }
+  int steps = 0;
+};
+
+TEST_P(CheckpointItems, BL10_ALoadTakesNoStepAndTouchesNoWeight) {
+  const MakeOptimizer make = [](std::vector<Tensor> parameters) {
+    return std::make_unique<CountingSgd>(std::move(parameters),
+                                         SGDOptions(0.1).momentum(0.9).weight_decay(0.5));
+  };
+  ranks([&](comm::Communicator& communicator) {
+    FleetRank saved = rank_of(communicator, make);
+    saved.train(0, 2);
+    save(saved, communicator, path_);
+    FleetRank loaded = rank_of(communicator, make, 3);
+    const FleetRank before = rank_of(communicator, make, 3);
+    load(loaded, communicator, path_, CkptSpec().with_model(false));
+    EXPECT_EQ(dynamic_cast<CountingSgd&>(*loaded.optimizer).steps, 0);
+    for (size_t i = 0; i < before.parameters.size(); ++i)
+      EXPECT_TRUE(torch::equal(loaded.parameters[i].leaf, before.parameters[i].leaf));
+    EXPECT_FALSE(loaded.state("embed.weight").empty());
+  });
 }
 
 // Two models and two optimizers in one state, as a generator and a discriminator.
