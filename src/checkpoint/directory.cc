@@ -208,6 +208,8 @@ std::vector<std::string> expire(io::FileSystem& files, const std::string& root,
     const std::string doomed = io::join_path(
         root, rename_numbered(files, io::join_path(root, listed.name), root,
                               std::string(kDeleting) + listed.name, /*may_number=*/true));
+    // Durable before a file goes: else a power loss could bring the name back without its files.
+    files.sync_directory(root);
     files.remove_tree(doomed);
     removed.push_back(listed.name);
   }

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <random>
 #include <set>
 #include <utility>
 
@@ -15,13 +16,15 @@
 namespace tessera::io {
 
 struct CrashFileSystem::Node {
+  static constexpr size_t kPageBytes = 4096;
+
   bool is_directory = false;
   std::string content;
   std::string synced_content;
   std::map<std::string, NodePtr> entries;
   std::map<std::string, NodePtr> synced_entries;
 
-  void survive(Survivors survivors, std::set<Node*>& done) {
+  void survive(Survivors survivors, std::mt19937_64& chance, std::set<Node*>& done) {
     if (!done.insert(this).second) return;
     if (survivors == Survivors::kNothing) {
       content = synced_content;
@@ -30,10 +33,45 @@ struct CrashFileSystem::Node {
       const size_t size = content.size();
       content = synced_content;
       content.resize(size, '\0');
+    } else if (survivors == Survivors::kSome) {
+      survive_in_part(chance);
     }
     synced_content = content;
     synced_entries = entries;
-    for (const auto& [name, node] : entries) node->survive(survivors, done);
+    for (const auto& [name, node] : entries) node->survive(survivors, chance, done);
+  }
+
+ private:
+  void survive_in_part(std::mt19937_64& chance) {
+    if (content != synced_content) {
+      // Pages of the new content, the old one or zeros elsewhere; the new or the old size.
+      std::string mixed = synced_content;
+      mixed.resize(chance() % 2 == 0 ? content.size() : synced_content.size(), '\0');
+      for (size_t page = 0; page < std::min(mixed.size(), content.size()); page += kPageBytes)
+        if (chance() % 2 == 0)
+          mixed.replace(page, kPageBytes,
+                        content.substr(page, std::min(kPageBytes, mixed.size() - page)));
+      content = std::move(mixed);
+    }
+    // What became of each file or directory that is known by a name, before or now.
+    std::map<NodePtr, std::pair<std::string, std::string>> names;
+    for (const auto& [name, node] : synced_entries) names[node].first = name;
+    for (const auto& [name, node] : entries) names[node].second = name;
+    std::map<std::string, NodePtr> survived;
+    for (const auto& [node, name] : names)
+      if (name.first == name.second) survived[name.first] = node;
+    for (const auto& [name, node] : entries) {
+      const auto& [before, now] = names[node];
+      if (before == now) continue;
+      const std::string& chosen = chance() % 2 == 0 ? before : now;
+      if (!chosen.empty()) survived.emplace(chosen, node);
+    }
+    for (const auto& [name, node] : synced_entries) {
+      const bool replaced = entries.contains(name);
+      if (names[node].second.empty() && (replaced || chance() % 2 == 0))
+        survived.emplace(name, node);
+    }
+    entries = std::move(survived);
   }
 };
 
@@ -131,10 +169,11 @@ std::vector<std::string> parts_of(const std::string& path) {
 CrashFileSystem::CrashFileSystem() : root_(std::make_shared<Node>()) { root_->is_directory = true; }
 CrashFileSystem::~CrashFileSystem() = default;
 
-void CrashFileSystem::crash(Survivors survivors) {
+void CrashFileSystem::crash(Survivors survivors, uint64_t seed) {
   const std::lock_guard lock(mutex_);
   std::set<Node*> done;
-  root_->survive(survivors, done);
+  std::mt19937_64 chance(seed);
+  root_->survive(survivors, chance, done);
   ++boots_;
 }
 

@@ -6,6 +6,7 @@
 // No symbolic links, no "..". Threads: any. Cost: everything is held in memory, under one lock.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,9 +18,10 @@ namespace tessera::io {
 
 // What a crash leaves of what was not synced.
 enum class Survivors {
-  kNothing,    // neither names nor content
-  kNames,      // every name and size, but zeros instead of unsynced content
-  kEverything  // the system had written all of it by chance
+  kNothing,     // neither names nor content
+  kNames,       // every name and size, but zeros instead of unsynced content
+  kSome,        // each change of a name and each file's content, or a part of it, or not, by chance
+  kEverything,  // the system had written all of it by chance
 };
 
 class CrashFileSystem : public FileSystem {
@@ -28,8 +30,10 @@ class CrashFileSystem : public FileSystem {
   ~CrashFileSystem() override;
 
   // Afterwards the disk holds what survived, all of it durable, and files that were open before
-  // fail with EIO.
-  void crash(Survivors survivors);
+  // fail with EIO. `seed` decides what kSome means. A rename survives whole or not at all, as on
+  // any file system with a journal, but renames may survive in another order than they were made
+  // in.
+  void crash(Survivors survivors, uint64_t seed = 0);
 
   std::unique_ptr<File> open(const std::string& path, OpenMode mode) override;
   bool exists(const std::string& path) override;

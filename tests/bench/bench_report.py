@@ -6,6 +6,7 @@ RATIOS = {
     "30m": [("save_sync", "sharded", "default", 2.0), ("save_sync", "sharded", "tuned1+tuned2", 1.25)],
     "124m": [("save_sync", "sharded", "default", 1.5), ("save_sync", "sharded", "tuned1+tuned2", 1.25)],
     "any": [("save", "sharded", "default", 3.0), ("save", "sharded", "tuned1+tuned2", 2.0),
+            ("async_seconds", "ours", "default", 10.0), ("async_seconds", "ours", "fresh", 1.0),
             ("load", "verified", "classic", 5.0), ("load", "verified", "hf", 2.0)] +
            [(f"load_{pair}", "verified", other, bar) for pair in ("4_to_2", "2_to_4", "3_to_2")
             for other, bar in (("classic", 5.0), ("hf", 2.0))],
@@ -66,7 +67,29 @@ class Report:
             one, two = self.best(workload, what, "raw_one_file"), self.best(workload, what, "raw")
             if one and two:
                 print(f"       {what}: raw writes, one file against two {one[0] / two[0]:28.2f}")
+        self.staging(workload)
+        self.training(workload)
         self.memory(workload)
+
+    def staging(self, workload):
+        mine, ceiling = self.best(workload, "async_staged", "ours"), self.best(workload, "load", "memcpy")
+        if mine and ceiling:
+            self.bar("async_staged: ours share of the rate of memcpy", ceiling[0] / mine[0], 0.6, True,
+                     ceiling[1] / mine[1])
+
+    def training(self, workload):
+        found = {who: self.best(workload, "training", who)
+                 for who in ("ours_plain", "ours", "dcp_plain", "default", "gcoff+fresh")}
+        if not all(found.values()):
+            return
+        slower = {who: found[who][0] - found["ours_plain" if who == "ours" else "dcp_plain"][0]
+                  for who in ("ours", "default", "gcoff+fresh")}
+        self.bar("training: % slower with a save every 10 steps",
+                 100 * slower["ours"] / found["ours_plain"][0], 5, False)
+        for who, bar in (("default", 1 / 3), ("gcoff+fresh", 1 / 2)):
+            print(f"       training: DCP {who}, % slower {100 * slower[who] / found['dcp_plain'][0]:40.2f}")
+            if slower[who] > 0:
+                self.bar(f"training: our slow-down against DCP {who}", slower["ours"] / slower[who], bar, False)
 
     def memory(self, workload):
         values = {key[2]: found for key, found in self.results.items() if key[:2] == (workload, "memory")}

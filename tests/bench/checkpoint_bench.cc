@@ -67,6 +67,49 @@ class Bench {
     return timed([&] { checkpointer->save(step, state_.train_state()); });
   }
 
+  // How long the caller is held, until everything is copied, and until it is on disk.
+  std::string async_save(std::istream& in) {
+    std::string root;
+    int64_t step = 0;
+    in >> root >> step;
+    Checkpointer& checkpointer = background(root);
+    runtime_.barrier();
+    const auto start = Clock::now();
+    const auto since = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+    AsyncSave save = checkpointer.save_async(step, state_.train_state());
+    const double called = since();
+    save.staged().wait();
+    const double staged = since();
+    save.committed().get();
+    const double committed = since();
+    return field("seconds", called) + ", " + field("staged", staged) + ", " +
+           field("committed", committed);
+  }
+
+  // Training steps, with a background save before every `every`-th (0: none). Only the last is
+  // kept.
+  std::string train(std::istream& in) {
+    int64_t steps = 0, every = 0;
+    std::string root;
+    in >> steps >> every >> root;
+    Checkpointer& checkpointer = background(root);
+    return timed([&] {
+      for (int64_t i = 0; i < steps; ++i) {
+        if (every > 0 && i % every == 0) checkpointer.save_async(++trained_, state_.train_state());
+        state_.train_step(++trained_);
+      }
+      checkpointer.wait();
+    });
+  }
+
+  Checkpointer& background(const std::string& root) {
+    auto& checkpointer = checkpointers_[root];
+    if (!checkpointer)
+      checkpointer = std::make_unique<Checkpointer>(root, CkptSpec(), runtime_,
+                                                    CheckpointerOptions().keep_last(1));
+    return *checkpointer;
+  }
+
   std::string load(std::istream& in) {
     std::string path;
     bool verify = true;
@@ -174,13 +217,22 @@ class Bench {
   const size_t bytes_;
   std::map<std::string, std::unique_ptr<Checkpointer>> checkpointers_;
   std::vector<char> buffer_, target_;
+  int64_t trained_ = 0;
   const std::map<std::string, Command> commands_ = {
-      {"hello", method(&Bench::hello)},       {"save", method(&Bench::save)},
-      {"load", method(&Bench::load)},         {"keep", method(&Bench::keep)},
-      {"poison", method(&Bench::poison)},     {"check", method(&Bench::check)},
-      {"touch", method(&Bench::touch)},       {"raw_save", method(&Bench::raw_save)},
-      {"raw_load", method(&Bench::raw_load)}, {"copy", method(&Bench::copy)},
-      {"memory", method(&Bench::memory)},     {"forget", method(&Bench::forget)},
+      {"hello", method(&Bench::hello)},
+      {"save", method(&Bench::save)},
+      {"async_save", method(&Bench::async_save)},
+      {"train", method(&Bench::train)},
+      {"load", method(&Bench::load)},
+      {"keep", method(&Bench::keep)},
+      {"poison", method(&Bench::poison)},
+      {"check", method(&Bench::check)},
+      {"touch", method(&Bench::touch)},
+      {"raw_save", method(&Bench::raw_save)},
+      {"raw_load", method(&Bench::raw_load)},
+      {"copy", method(&Bench::copy)},
+      {"memory", method(&Bench::memory)},
+      {"forget", method(&Bench::forget)},
   };
 };
 

@@ -131,6 +131,8 @@ class Run:
             if workload == "30m":
                 self.memory(workload, ours)
             self.reshard(workload, ours, dcp, places, rounds)
+            if workload == "30m":
+                self.training(workload, ours, dcp, max(2, rounds // 2))
 
     def reshard(self, workload, ours, dcp, places, rounds):
         with closing(*self.start_pair(workload, 4)) as (ours4, dcp4):
@@ -160,7 +162,17 @@ class Run:
                     self.add("many", "load", style, dcp.seconds("load", reader, places[style]))
 
     def stalls(self, workload, ours, dcp, rounds):
-        for _ in range(rounds):
+        """Saves in the background with nothing beside them. The first of ours makes its buffers."""
+        root = os.path.join(self.root, "background")
+        for index in range(rounds + 1):
+            self.serial += 1
+            self.quiet(ours)
+            answers = ours.ask("async_save", root, self.serial)
+            for part in ("seconds", "staged", "committed"):
+                value = max(answer[part] for answer in answers)
+                self.add(workload, f"async_{part}", "ours" if index else "ours_first", value)
+            if not index:
+                continue
             for style in ("default", "gcoff", "fresh"):
                 path = self.fresh()
                 self.quiet(dcp)
@@ -168,6 +180,19 @@ class Run:
                 for part in ("seconds", "staged", "committed"):
                     self.add(workload, f"async_{part}", style, max(answer[part] for answer in answers))
                 shutil.rmtree(path)
+
+    def training(self, workload, ours, dcp, rounds):
+        """The same steps with and without a background save every ten."""
+        steps = self.options.steps
+        mine, theirs = os.path.join(self.root, "training-ours"), os.path.join(self.root, "training-dcp")
+        ours.ask("train", 2, 1, mine)  # makes the buffers; first steps are slower on both sides
+        dcp.ask("train", "default", 2, 1, theirs)
+        for _ in range(rounds):
+            for who, every in (("ours_plain", 0), ("ours", 10)):
+                self.add(workload, "training", who, ours.seconds("train", steps, every, mine))
+            for who, style, every in (("dcp_plain", "default", 0), ("default", "default", 10),
+                                      ("gcoff", "gcoff", 10), ("fresh", "fresh", 10)):
+                self.add(workload, "training", who, dcp.seconds("train", style, steps, every, theirs))
 
     def memory(self, workload, ours):
         """What 50 saves leave behind, and the most that one takes beside the state."""
@@ -192,6 +217,7 @@ def main():
     parser.add_argument("--programs", required=True)
     parser.add_argument("--work", required=True, help="folder on the disk that is measured")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20, help="training steps of a repetition")
     parser.add_argument("--workloads", default="30m,124m,many")
     parser.add_argument("--results", help="file for one line of JSON a measurement")
     options = parser.parse_args()

@@ -55,6 +55,8 @@ class Trainer:
     def __init__(self, mesh, rank):
         torch.manual_seed(3)
         self.rank, self.pending, self.step_number = rank, None, 0
+        # The saving thread's collectives must not mix with those of training.
+        self.group = dist.new_group(backend="gloo")
         self.model = Gpt()
         for parameter in self.model.parameters():
             if parameter.dim() > 1:
@@ -81,7 +83,8 @@ class Trainer:
         if style == "fresh":
             arguments["async_stager"] = DefaultStager(StagingOptions(False, False, True, False))
         response = dcp.async_save({"model": model, "optim": optimizer},
-                                  storage_writer=dcp.FileSystemWriter(path), **arguments)
+                                  storage_writer=dcp.FileSystemWriter(path), process_group=self.group,
+                                  **arguments)
         self.pending = (getattr(response, "upload_completion", response), path)
 
     def finish(self):

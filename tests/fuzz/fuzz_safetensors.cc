@@ -1,22 +1,17 @@
 // Any bytes are either refused with a CorruptionError or give a header that is consistent and
 // survives being written and read again.
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "fuzz/require.h"
 #include "io/safetensors.h"
 #include "tessera/error.h"
 
 namespace tessera::io {
 namespace {
 
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "broken: %s\n", what);
-  std::abort();
-}
+using fuzz::require;
 
 class MemoryFile final : public File {
  public:

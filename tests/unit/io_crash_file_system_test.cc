@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <functional>
+#include <map>
 
 #include "io/fault_file_system.h"
 #include "tessera/error.h"
@@ -144,6 +145,32 @@ TEST(CrashFiles, AnUnsyncedMoveCanShowBothNamesOrNone) {
   EXPECT_EQ(content_of(disk, "/a/other"), "(missing)");
 }
 
+TEST(CrashFiles, SomeOfWhatWasNotSyncedSurvivesByChance) {
+  std::map<std::string, int> seen;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    CrashFileSystem disk;
+    disk.create_directories("/d");
+    write_file(disk, "/d/moved", "x");
+    write_file(disk, "/d/gone", "x");
+    write_file(disk, "/d/old", "x");
+    disk.sync_directory("/");
+    disk.sync_directory("/d");
+    disk.rename("/d/moved", "/d/there");
+    disk.remove_file("/d/gone");
+    disk.open("/d/new", OpenMode::kCreate)->write_at(0, "abc", 3);
+    disk.replace("/d/new", "/d/old");
+    disk.crash(Survivors::kSome, seed);
+    // A rename happened or did not, and what was replaced is there where what replaced it is not.
+    EXPECT_NE(disk.exists("/d/moved"), disk.exists("/d/there"));
+    EXPECT_TRUE(disk.exists("/d/old"));
+    ++seen[disk.exists("/d/moved") ? "kept" : "moved"];
+    ++seen[disk.exists("/d/gone") ? "back" : "gone"];
+    ++seen["content " + content_of(disk, "/d/old").substr(0, 3)];
+  }
+  EXPECT_GE(seen.size(), 6U);
+  for (const auto& [what, count] : seen) EXPECT_GT(count, 10) << what;
+}
+
 // The publishing protocol of a checkpoint in miniature, stopped at every operation and crashed in
 // every way: the published name is absent or complete.
 void publish(FileSystem& files) {
@@ -161,14 +188,14 @@ TEST(CrashFiles, PublishingIsAllOrNothingAtEveryOperation) {
   int published = 0;
   for (int64_t stop = 1; stop <= counter.operations() + 1; ++stop) {
     for (const Survivors survivors :
-         {Survivors::kNothing, Survivors::kNames, Survivors::kEverything}) {
+         {Survivors::kNothing, Survivors::kNames, Survivors::kSome, Survivors::kEverything}) {
       CrashFileSystem disk;
       disk.create_directories("/root");
       disk.sync_directory("/");
       FaultFileSystem files(disk);
       files.fail_from(stop, EIO);
       const bool finished = errno_of([&] { publish(files); }) == -1;
-      disk.crash(survivors);
+      disk.crash(survivors, static_cast<uint64_t>(stop));
       if (disk.exists("/root/step")) {
         ++published;
         EXPECT_EQ(content_of(disk, "/root/step/data"), "payload") << "stopped at " << stop;
