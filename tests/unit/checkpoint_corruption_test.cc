@@ -282,7 +282,7 @@ class CheckpointCorruption : public testing::TestWithParam<StateDictKind> {
 
 TEST_P(CheckpointCorruption, BL57_EveryFaultIsFoundAndNamed) {
   const int faults = is_long_run() ? 12'000 : 3'500;
-  const int load_each = is_long_run() ? 6 : 35;
+  const int load_each = is_long_run() ? 7 : 35;
   Damager damager(disk_, 57);
   std::map<std::string, int> found, harmless;
   for (int i = 0; i < faults && !HasFailure(); ++i) {
