@@ -37,7 +37,7 @@ namespace tessera {
 namespace checkpoint {
 class BackgroundSaver;
 class ContextBuilder;
-class RunLock;
+struct RunState;
 }  // namespace checkpoint
 
 class SaveOptions {
@@ -138,6 +138,15 @@ class CheckpointerOptions {
     return *this;
   }
   int64_t keep_every() const { return keep_every_; }
+  // Keeps the files of the last expired checkpoint and overwrites them in the next save, which then
+  // waits less for the disk. For kinds whose files each have one writer, and saves that sync; it
+  // takes the space of one more checkpoint. Off by default: whoever still reads or maps an expired
+  // checkpoint finds other bytes in it, which our own reader reports as damage.
+  CheckpointerOptions& recycle(bool value) {
+    recycle_ = value;
+    return *this;
+  }
+  bool recycle() const { return recycle_; }
   CheckpointerOptions& save(SaveOptions value) {
     save_ = value;
     return *this;
@@ -152,6 +161,7 @@ class CheckpointerOptions {
  private:
   int64_t keep_last_ = 3;
   int64_t keep_every_ = 0;
+  bool recycle_ = false;
   SaveOptions save_;
   LoadOptions load_;
 };
@@ -179,7 +189,7 @@ class Checkpointer {
   Runtime runtime_;
   CheckpointerOptions options_;
   LoadReport report_;
-  std::shared_ptr<checkpoint::RunLock> lock_;
+  std::shared_ptr<checkpoint::RunState> run_;
   std::shared_ptr<checkpoint::BackgroundSaver> background_;
 };
 

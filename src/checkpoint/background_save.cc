@@ -48,7 +48,7 @@ std::string write_part(io::FileSystem& files, BackgroundSave& save) {
       create_shared_files(files, job);
     } else {
       wait_until_visible(files, job, save.timeout);
-      for (const PlannedFile& file : job.plan)
+      for (const PlannedFile& file : job.plan())
         if (file.shared) wait_for_shared_file(files, save, file.name);
     }
     return write_files(files, job, save.meter);
@@ -123,7 +123,7 @@ std::shared_ptr<BackgroundSave> BackgroundSaver::start(const std::string& root,
                                                        const LiveState& state,
                                                        const CkptSpec& spec, int64_t step,
                                                        const CheckpointerOptions& options,
-                                                       RunLock* lock) {
+                                                       RunState* run) {
   if (options.save().through_rank0())
     throw UsageError(
         "save_async needs a directory that all ranks share; with SaveOptions::through_rank0 use save");
@@ -135,8 +135,8 @@ std::shared_ptr<BackgroundSave> BackgroundSaver::start(const std::string& root,
       tell();
       if (!thread_.joinable()) thread_ = start_quiet_thread([this] { serve(); });
     };
-    prepare_job(files_, state, spec, step_target(root, step, lock), step, options.save(), first,
-                save->job);
+    prepare_job(files_, state, spec, step_target(root, step, run, options), step, options.save(),
+                first, save->job);
   } catch (...) {
     clean_up(earlier);
     remove_temporary(files_, save->job);

@@ -49,7 +49,7 @@ class BackgroundSaver {
   std::shared_ptr<BackgroundSave> start(const std::string& root, const LiveState& state,
                                         const CkptSpec& spec, int64_t step,
                                         const CheckpointerOptions& options,
-                                        RunLock* lock = nullptr);
+                                        RunState* run = nullptr);
   // Waits for the running save; throws on all ranks what it failed with, once. [collective]
   void settle(comm::Communicator& communicator);
 

@@ -1,11 +1,13 @@
 #include "checkpoint/box_report.h"
 
 #include <map>
+#include <set>
 
 #include "checkpoint/box_writer.h"
 #include "checkpoint/hash_sidecar.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/manifest_check.h"
+#include "checkpoint/recycle.h"
 #include "io/checksum.h"
 
 namespace tessera::checkpoint {
@@ -115,6 +117,11 @@ void write_manifest(io::FileSystem& files, const SaveJob& job,
   manifest.number_blocks();
   const std::string sidecar = encode_hashes(hashes);
   manifest.hashes_hash = io::hash_bytes(sidecar.data(), sidecar.size());
+  if (job.recycled) {
+    std::set<std::string> listed;
+    for (const StoredFile& file : manifest.files) listed.insert(file.name);
+    remove_unlisted(files, job.directory, listed);
+  }
   // What was just written must be what a load accepts.
   check_manifest(manifest, "the checkpoint that is being saved");
   write_new_file(files, io::join_path(job.directory, kHashesName), sidecar, job.options.sync());

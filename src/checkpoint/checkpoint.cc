@@ -7,6 +7,7 @@
 #include "checkpoint/context.h"
 #include "checkpoint/load.h"
 #include "checkpoint/optim_state.h"
+#include "checkpoint/run_state.h"
 #include "checkpoint/save.h"
 #include "checkpoint/state_keys.h"
 #include "tessera/error.h"
@@ -72,25 +73,39 @@ void assert_step_present(const torch::optim::Optimizer& optimizer, const Sharded
   checkpoint::assert_states_complete(optimizer, sharded.parameters());
 }
 
+namespace {
+
+CheckpointerOptions checked(CheckpointerOptions options, const CkptSpec& spec) {
+  const SaveOptions& save = options.save();
+  if (options.recycle() &&
+      (spec.kind() == StateDictKind::kFull || !save.sync() || save.through_rank0()))
+    throw UsageError(
+        "CheckpointerOptions::recycle is for kind sharded or local, with sync and without "
+        "through_rank0");
+  return options;
+}
+
+}  // namespace
+
 Checkpointer::Checkpointer(std::string root, CkptSpec spec, const Runtime& runtime,
                            CheckpointerOptions options)
     : root_(std::move(root)),
       spec_(std::move(spec)),
       runtime_(runtime),
-      options_(std::move(options)),
-      lock_(std::make_shared<checkpoint::RunLock>(root_)) {}
+      options_(checked(std::move(options), spec_)),
+      run_(std::make_shared<checkpoint::RunState>(root_)) {}
 
 std::string Checkpointer::save(int64_t step, const TrainState& state) {
   wait();
   return checkpoint::save_step(io::real_file_system(), root_, checkpoint::live_state(state), spec_,
-                               step, options_, lock_.get());
+                               step, options_, run_.get());
 }
 
 AsyncSave Checkpointer::save_async(int64_t step, const TrainState& state) {
   if (!background_)
     background_ = std::make_shared<checkpoint::BackgroundSaver>(io::real_file_system());
   return AsyncSave(
-      background_->start(root_, checkpoint::live_state(state), spec_, step, options_, lock_.get()));
+      background_->start(root_, checkpoint::live_state(state), spec_, step, options_, run_.get()));
 }
 
 void Checkpointer::wait() {

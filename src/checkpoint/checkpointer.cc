@@ -67,14 +67,15 @@ void tell(const LiveState& state, std::vector<std::string>& notes, const std::st
 
 }  // namespace
 
-SaveTarget step_target(const std::string& root, int64_t step, RunLock* lock) {
-  return {io::join_path(root, step_name(step)), /*may_number=*/true, lock};
+SaveTarget step_target(const std::string& root, int64_t step, RunState* run,
+                       const CheckpointerOptions& options) {
+  return {io::join_path(root, step_name(step)), /*may_number=*/true, run, options.recycle()};
 }
 
 void expire_others(io::FileSystem& files, const std::string& root, const std::string& just_saved,
                    const CheckpointerOptions& options) {
   try {
-    expire(files, root, {options.keep_last(), options.keep_every()}, just_saved);
+    expire(files, root, {options.keep_last(), options.keep_every(), options.recycle()}, just_saved);
   } catch (const IoError& error) {
     log::warning(c10::str("an old checkpoint was not removed: ", error.what()));
   }
@@ -82,9 +83,9 @@ void expire_others(io::FileSystem& files, const std::string& root, const std::st
 
 std::string save_step(io::FileSystem& files, const std::string& root, const LiveState& state,
                       const CkptSpec& spec, int64_t step, const CheckpointerOptions& options,
-                      RunLock* lock) {
+                      RunState* run) {
   const std::string path =
-      save_state(files, state, spec, step_target(root, step, lock), step, options.save());
+      save_state(files, state, spec, step_target(root, step, run, options), step, options.save());
   if (state.rank() == 0) expire_others(files, root, split_path(path).second, options);
   return path;
 }

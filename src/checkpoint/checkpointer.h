@@ -11,7 +11,8 @@
 namespace tessera::checkpoint {
 
 // The target of a save into a run.
-SaveTarget step_target(const std::string& root, int64_t step, RunLock* lock);
+SaveTarget step_target(const std::string& root, int64_t step, RunState* run,
+                       const CheckpointerOptions& options);
 
 // After a save: removes what the options do not keep; a failure is only reported.
 void expire_others(io::FileSystem& files, const std::string& root, const std::string& just_saved,
@@ -20,7 +21,7 @@ void expire_others(io::FileSystem& files, const std::string& root, const std::st
 // Saves root/step-<step> and removes what the options do not keep. [collective]
 std::string save_step(io::FileSystem& files, const std::string& root, const LiveState& state,
                       const CkptSpec& spec, int64_t step, const CheckpointerOptions& options,
-                      RunLock* lock = nullptr);
+                      RunState* run = nullptr);
 
 // Loads the newest checkpoint that is whole; sets damaged ones aside. Nothing where there is none.
 // CorruptionError where there are only damaged or incomplete ones: starting over must be the user's

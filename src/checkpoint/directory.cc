@@ -9,6 +9,7 @@
 #include <charconv>
 #include <tuple>
 
+#include "checkpoint/recycle.h"
 #include "tessera/error.h"
 
 namespace tessera::checkpoint {
@@ -136,13 +137,14 @@ std::pair<std::string, std::string> split_path(const std::string& path) {
   return {slash == 0 ? "/" : trimmed.substr(0, slash), trimmed.substr(slash + 1)};
 }
 
-std::string claim_temporary(io::FileSystem& files, const std::string& root,
-                            const std::string& name) {
+Claim claim_temporary(io::FileSystem& files, const std::string& root, const std::string& name,
+                      bool recycle) {
   files.create_directories(root);
   for (int number = 0; number < kMaxNumber; ++number) {
     std::string path = io::join_path(
         root, fmt::format("{}{}-{}-{}-{}", kSaving, name, host_name(), ::getpid(), number));
-    if (files.create_directory(path)) return path;
+    if (recycle && take_recycled(files, root, path)) return {path, true};
+    if (files.create_directory(path)) return {path, false};
   }
   throw IoError(fmt::format("{}: no free name for a temporary directory", root));
 }
@@ -153,7 +155,8 @@ std::vector<std::string> clean_leftovers(io::FileSystem& files, const std::strin
   if (!files.is_directory(root)) return report;
   for (const io::DirectoryEntry& entry : files.list(root)) {
     const bool saving = entry.name.starts_with(kSaving);
-    if (!entry.is_directory || (!saving && !entry.name.starts_with(kDeleting))) continue;
+    const bool expired = entry.name.starts_with(kDeleting) || entry.name.starts_with(kRecycled);
+    if (!entry.is_directory || (!saving && !expired)) continue;
     const std::string path = io::join_path(root, entry.name);
     if (path == own) continue;
     const bool failed = saving && files.exists(io::join_path(path, kFailedName));
@@ -198,6 +201,7 @@ std::vector<std::string> expire(io::FileSystem& files, const std::string& root,
   std::vector<std::string> removed;
   if (retention.keep_last <= 0) return removed;
   const RunListing listing = list_run(files, root);
+  bool recycle = retention.recycle;
   int64_t newer = 0;
   for (const ListedCheckpoint& listed : listing.checkpoints) {
     if (newer++ < retention.keep_last || listed.name == just_saved) continue;
@@ -205,12 +209,15 @@ std::vector<std::string> expire(io::FileSystem& files, const std::string& root,
     if (files.exists(io::join_path(root, listed.name + kPinned))) continue;
     // The rename takes it out of the run in one step, so that an interrupted deletion leaves no
     // checkpoint with missing files.
+    const std::string path = io::join_path(root, listed.name);
+    const bool keep_files = recycle && may_recycle(files, path);
+    const std::string prefix(keep_files ? kRecycled : kDeleting);
     const std::string doomed = io::join_path(
-        root, rename_numbered(files, io::join_path(root, listed.name), root,
-                              std::string(kDeleting) + listed.name, /*may_number=*/true));
+        root, rename_numbered(files, path, root, prefix + listed.name, /*may_number=*/true));
     // Durable before a file goes: else a power loss could bring the name back without its files.
     files.sync_directory(root);
-    files.remove_tree(doomed);
+    if (!keep_files) files.remove_tree(doomed);
+    recycle = recycle && !keep_files;
     removed.push_back(listed.name);
   }
   return removed;

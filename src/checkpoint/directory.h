@@ -6,6 +6,7 @@
 //   root/.lock              held by the job that saves here (run_lock.h)
 //   root/.saving-*          a save that is running, or was interrupted (cleaned by the next save)
 //   root/.deleting-*        an expired checkpoint on its way out (cleaned by the next save)
+//   root/.recycled-*        an expired checkpoint whose files the next save overwrites (recycle.h)
 //   root/damaged-*          set aside by a load, never deleted
 //
 // Order is by save sequence from the manifests, never by name or clock.
@@ -46,9 +47,15 @@ RunListing list_run(io::FileSystem& files, const std::string& root);
 // Splits a checkpoint's path into its parent ("." where there is none) and name.
 std::pair<std::string, std::string> split_path(const std::string& path);
 
-// Creates and claims root/.saving-<name>-<host>-<pid>-<n>; returns its path.
-std::string claim_temporary(io::FileSystem& files, const std::string& root,
-                            const std::string& name);
+struct Claim {
+  std::string path;
+  bool recycled = false;  // it holds files of an expired checkpoint
+};
+
+// Creates and claims root/.saving-<name>-<host>-<pid>-<n>, with `recycle` out of a recycled
+// checkpoint where there is one.
+Claim claim_temporary(io::FileSystem& files, const std::string& root, const std::string& name,
+                      bool recycle = false);
 
 // Removes what interrupted saves and deletions of processes that no longer run have left in `root`;
 // returns one line for each directory removed, and for each left because its owner may be alive.
@@ -70,6 +77,7 @@ std::string set_aside(io::FileSystem& files, const std::string& root, const std:
 struct Retention {
   int64_t keep_last = 0;   // the newest ones; 0: all
   int64_t keep_every = 0;  // those of steps that are a multiple of it, for ever; 0: none
+  bool recycle = false;    // keep the files of the newest one that goes for the next save
 };
 
 // Removes what is not kept, never `just_saved` and never one beside which a file <name>.pinned lies.

@@ -8,7 +8,7 @@ namespace tessera::checkpoint {
 
 namespace {
 
-// Rank 0 makes room and the files that all ranks write, which must be there before they do.
+// The files that all ranks write must be there before they do.
 void create(io::FileSystem& files, comm::Communicator& communicator, const SaveJob& job) {
   const auto prepare = [&] {
     if (!job.leader()) return std::string();
@@ -19,11 +19,17 @@ void create(io::FileSystem& files, comm::Communicator& communicator, const SaveJ
   agree(communicator, "starting the save of " + job.target.path, prepare);
 }
 
+// Whether rank 0 has work to do that the others must wait for.
+bool created_before(const SaveJob& job) {
+  return job.spec.kind() == StateDictKind::kFull || job.options.through_rank0();
+}
+
 std::vector<std::string> write(io::FileSystem& files, comm::Communicator& communicator,
                                const SaveJob& job) {
   if (job.options.through_rank0()) return write_through_rank0(files, communicator, job);
   return agree(communicator, "writing " + job.target.path, [&] {
     if (!job.leader()) wait_until_visible(files, job, communicator.timeout());
+    if (job.leader() && !created_before(job)) prepare_root(files, job);
     SaveMeter meter;
     return write_files(files, job, meter);
   });
@@ -44,7 +50,7 @@ std::string save_state(io::FileSystem& files, const LiveState& state, const Ckpt
   SaveJob job;
   try {
     prepare_job(files, state, spec, target, step, options, [] {}, job);
-    create(files, communicator, job);
+    if (created_before(job)) create(files, communicator, job);
     const std::vector<std::string> reports = write(files, communicator, job);
     return io::join_path(job.root, publish_all(files, communicator, job, reports));
   } catch (...) {

@@ -30,15 +30,16 @@ struct SaveJob {
   std::map<std::string, std::string> aliases;
   StateDictContext context;  // what is written: live tensors, or copies of them
   SaveAgreement agreement;
-  std::vector<PlannedFile> plan;  // of this rank
   // Where, as rank 0 decided.
   std::string root;
   std::string name;
   std::string directory;  // the temporary one
+  bool recycled = false;  // it holds files of an expired checkpoint, to be overwritten
   std::string leader_host;
   uint64_t sequence = 0;
 
   bool leader() const { return rank == 0; }
+  const PlannedFiles& plan() const { return *agreement.files; }  // of this rank
 };
 
 // How far a save is, and whether it shall stop: for other threads.

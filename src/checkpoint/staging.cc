@@ -35,7 +35,7 @@ bool may_wait(const StateEntry& entry) {
 
 std::set<size_t> planned_entries(const SaveJob& job) {
   std::set<size_t> planned;
-  for (const PlannedFile& file : job.plan)
+  for (const PlannedFile& file : job.plan())
     for (const PlannedBox& box : file.boxes) planned.insert(box.entry);
   return planned;
 }

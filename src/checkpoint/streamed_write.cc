@@ -77,12 +77,12 @@ std::string send_files(comm::Communicator& communicator, const SaveJob& job) {
   SentFile out(communicator, job.directory);
   std::string outcome = outcome_of([&] {
     MessageWriter report;
-    report.add(static_cast<uint64_t>(job.plan.size()));
-    for (const PlannedFile& file : job.plan) {
+    report.add(static_cast<uint64_t>(job.plan().size()));
+    for (const PlannedFile& file : job.plan()) {
       const std::string description = encode_file(file);
       out.send({Kind::kOpen, 0, description.size()}, description.data());
       std::vector<uint64_t> hashes;
-      write_boxes(out, file, job.context.entries(), hashes, [](size_t) {});
+      write_boxes(out, file, job.context.entries(), hashes, [](uint64_t, size_t) {});
       report_file(report, file, hashes);
     }
     return report.take();

@@ -27,6 +27,12 @@ class File {
   // the operation is not an error.
   virtual void allocate(uint64_t size) = 0;
   virtual void truncate(uint64_t size) = 0;
+  // A hint that a `sync` of [offset, offset + size) comes soon: the disk may begin while the caller
+  // goes on. Promises nothing and never fails; an error shows in `sync`.
+  virtual void start_writeback(uint64_t offset, uint64_t size) {
+    static_cast<void>(offset);
+    static_cast<void>(size);
+  }
   virtual void sync() = 0;
   // Reports the error that a destructor would swallow. Idempotent.
   virtual void close() = 0;
@@ -43,6 +49,7 @@ struct DirectoryEntry {
   bool is_directory = false;
   bool is_symlink = false;
   uint64_t size = 0;
+  uint64_t links = 1;  // names that the file has
 };
 
 class FileSystem {

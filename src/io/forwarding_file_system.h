@@ -24,6 +24,9 @@ class ForwardingFile : public File {
   }
   void allocate(uint64_t size) override { base_->allocate(size); }
   void truncate(uint64_t size) override { base_->truncate(size); }
+  void start_writeback(uint64_t offset, uint64_t size) override {
+    base_->start_writeback(offset, size);
+  }
   void sync() override { base_->sync(); }
   void close() override { base_->close(); }
 

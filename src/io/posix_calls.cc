@@ -17,6 +17,9 @@ ssize_t PosixCalls::pwrite(int fd, const void* data, size_t size, off_t offset) 
   return ::pwrite(fd, data, size, offset);
 }
 int PosixCalls::fallocate(int fd, off_t size) { return ::fallocate(fd, 0, 0, size); }
+int PosixCalls::start_writeback(int fd, off_t offset, off_t size) {
+  return ::sync_file_range(fd, offset, size, SYNC_FILE_RANGE_WRITE);
+}
 int PosixCalls::ftruncate(int fd, off_t size) { return ::ftruncate(fd, size); }
 int PosixCalls::fdatasync(int fd) { return ::fdatasync(fd); }
 int PosixCalls::fsync(int fd) { return ::fsync(fd); }

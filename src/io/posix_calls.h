@@ -24,6 +24,7 @@ class PosixCalls {
   virtual ssize_t pwrite(int fd, const void* data, size_t size, off_t offset);
   virtual int fallocate(int fd, off_t size);
   virtual int ftruncate(int fd, off_t size);
+  virtual int start_writeback(int fd, off_t offset, off_t size);  // sync_file_range(2)
   virtual int fdatasync(int fd);
   virtual int fsync(int fd);
   virtual int fstat(int fd, struct stat* out);

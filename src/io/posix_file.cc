@@ -98,6 +98,11 @@ class PosixFile final : public File {
     }
   }
 
+  void start_writeback(uint64_t offset, uint64_t size) override {
+    // Waits for nothing, so it takes no error away from the sync that follows.
+    calls_.start_writeback(fd(), static_cast<off_t>(offset), static_cast<off_t>(size));
+  }
+
   void sync() override {
     if (retry_interrupted([&] { return calls_.fdatasync(fd()); }) != 0) {
       throw_io_error("sync", path_, errno);

@@ -127,6 +127,7 @@ std::vector<DirectoryEntry> PosixFileSystem::list(const std::string& path) {
     entry.name = std::move(name);
     entry.is_directory = S_ISDIR(info->st_mode);
     entry.is_symlink = S_ISLNK(info->st_mode);
+    entry.links = info->st_nlink;
     entry.size = static_cast<uint64_t>(info->st_size);
     entries.push_back(std::move(entry));
   }

@@ -3,7 +3,8 @@ import statistics
 
 # what, our series, the other side's series ("+": the better of them), at least this many times as fast
 RATIOS = {
-    "30m": [("save_sync", "sharded", "default", 2.0), ("save_sync", "sharded", "tuned1+tuned2", 1.25)],
+    "30m": [("save_sync", "sharded", "default", 2.0), ("save_sync", "sharded", "tuned1+tuned2", 1.25),
+            ("save_sync", "recycled", "default", 2.0)],
     "124m": [("save_sync", "sharded", "default", 1.5), ("save_sync", "sharded", "tuned1+tuned2", 1.25)],
     "any": [("save", "sharded", "default", 3.0), ("save", "sharded", "tuned1+tuned2", 2.0),
             ("async_seconds", "ours", "default", 10.0), ("async_seconds", "ours", "fresh", 1.0),
@@ -67,6 +68,7 @@ class Report:
             one, two = self.best(workload, what, "raw_one_file"), self.best(workload, what, "raw")
             if one and two:
                 print(f"       {what}: raw writes, one file against two {one[0] / two[0]:28.2f}")
+        self.verification(workload)
         self.staging(workload)
         self.training(workload)
         self.memory(workload)
@@ -91,13 +93,26 @@ class Report:
             if slower[who] > 0:
                 self.bar(f"training: our slow-down against DCP {who}", slower["ours"] / slower[who], bar, False)
 
+    def verification(self, workload):
+        for what in ("save_sync", "save"):
+            hashed, plain = self.best(workload, what, "raw_hashed"), self.best(workload, what, "raw_pieces")
+            mine = self.best(workload, what, "sharded")
+            if hashed and plain and mine:
+                self.bar(f"{what}: share of it that the checksums take", (hashed[0] - plain[0]) / mine[0], 0.15, False,
+                         (hashed[1] - plain[1]) / mine[1])
+
     def memory(self, workload):
         values = {key[2]: found for key, found in self.results.items() if key[:2] == (workload, "memory")}
-        if values:
-            grown = (values["proportional_50"][0] - values["proportional_0"][0]) / 2**20
-            self.bar("memory: MiB that 50 saves leave behind, both ranks", grown, 4, False)
-            self.bar("memory: most MiB that a save takes besides the state, both ranks",
-                     max(values["beside"][1:]) / 2**20, 8, False)
+        if not values:
+            return
+        shards = values["shards"][0]
+        print(f"       memory: MiB of state, both ranks {shards / 2**20:48.1f}")
+        for kind, first in (("sync", 8), ("async", 8 + shards / 2**20)):
+            beside = values[f"{kind}_beside"]
+            self.bar(f"memory: {kind}: most MiB that the first save adds, both ranks", beside[0] / 2**20, first, False)
+            self.bar(f"memory: {kind}: most MiB that a later one adds", max(beside[1:]) / 2**20, 8, False)
+            grown = (values[f"{kind}_50"][0] - values[f"{kind}_0"][0]) / 2**20
+            self.bar(f"memory: {kind}: MiB that 50 saves leave behind", grown, 4, False)
 
     def many(self):
         def total(who):

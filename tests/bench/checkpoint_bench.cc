@@ -59,11 +59,13 @@ class Bench {
     bool sync = false;
     int64_t step = 0;
     in >> kind >> sync >> root >> step;
+    const bool recycle = kind == "recycled";
     auto& checkpointer = checkpointers_[c10::str(root, " ", kind, " ", sync)];
     if (!checkpointer)
       checkpointer = std::make_unique<Checkpointer>(
           root, CkptSpec().kind(kind == "full" ? StateDictKind::kFull : StateDictKind::kSharded),
-          runtime_, CheckpointerOptions().keep_last(0).save(SaveOptions().sync(sync)));
+          runtime_,
+          CheckpointerOptions().keep_last(recycle).recycle(recycle).save(SaveOptions().sync(sync)));
     return timed([&] { checkpointer->save(step, state_.train_state()); });
   }
 
@@ -140,9 +142,12 @@ class Bench {
   std::string raw_save(std::istream& in) {
     std::string folder;
     bool sync = false, one_file = false;
-    in >> folder >> sync >> one_file;
+    std::string how;
+    in >> folder >> sync >> one_file >> how;
     fill_buffer();
     RawWrite request;
+    if (!how.empty()) request.piece_bytes = size_t{1} << 20;
+    request.hashed = how == "hashed";
     request.path = folder + "/raw" + (one_file ? "" : std::to_string(runtime_.rank()));
     request.file_bytes = bytes_;
     request.sync = sync;
@@ -191,6 +196,7 @@ class Bench {
     return timed([&] { std::copy(buffer_.begin(), buffer_.end(), target_.begin()); });
   }
 
+  // The peak is that since the last time.
   std::string memory(std::istream&) {
     const Memory now = memory_now();
     reset_peak();

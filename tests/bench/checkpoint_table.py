@@ -55,6 +55,9 @@ class Run:
 
     def saves(self, workload, ours, dcp, sync, rounds):
         what = "save_sync" if sync else "save"
+        if sync:
+            for _ in range(2):  # until there is an expired one
+                self.our_save(ours, "recycled", True)
         for _ in range(rounds):
             for kind in ("sharded", "full"):
                 self.timed_save(workload, what, kind, ours, lambda kind=kind: self.our_save(ours, kind, sync))
@@ -62,11 +65,15 @@ class Run:
                 path = self.fresh()
                 self.timed_save(workload, what, style, dcp,
                                 lambda s=style, p=path: (dcp.seconds("save", s, int(sync), p), p))
-            for name, one_file in (("raw", 0), ("raw_one_file", 1)):
+            if sync:
+                self.quiet(ours)
+                self.add(workload, what, "recycled", self.our_save(ours, "recycled", True)[0])
+            for name, words in (("raw", (0,)), ("raw_one_file", (1,)), ("raw_pieces", (0, "pieces")),
+                                ("raw_hashed", (0, "hashed"))):
                 path = self.fresh()
                 os.mkdir(path)
                 self.timed_save(workload, what, name, ours,
-                                lambda o=one_file, p=path: (ours.seconds("raw_save", p, int(sync), o), p))
+                                lambda w=words, p=path: (ours.seconds("raw_save", p, int(sync), *w), p))
 
     def loads(self, workload, what, ours, dcp, places, rounds):
         """`places`: checkpoint of ours, classic and HF directory of DCP, folder of raw files or None."""
@@ -195,16 +202,26 @@ class Run:
                 self.add(workload, "training", who, dcp.seconds("train", style, steps, every, theirs))
 
     def memory(self, workload, ours):
-        """What 50 saves leave behind, and the most that one takes beside the state."""
+        """What 50 saves leave behind, and the most that one takes beside what was there before it."""
         ours.ask("forget")
-        for index in range(51):
-            _, path = self.our_save(ours, "sharded", False)
-            shutil.rmtree(path)
-            now = ours.ask("memory")
-            if index in (0, 50):
-                for part in ("proportional", "resident"):
-                    self.add(workload, "memory", f"{part}_{index}", sum(answer[part] for answer in now))
-            self.add(workload, "memory", "beside", sum(answer["peak"] - answer["resident"] for answer in now))
+        shard = sum(answer["bytes"] for answer in ours.ask("hello"))
+        self.add(workload, "memory", "shards", shard)
+        for kind in ("sync", "async"):
+            before = ours.ask("memory")
+            for index in range(51):
+                self.serial += 1
+                root = os.path.join(self.root, f"memory-{kind}")
+                if kind == "sync":
+                    ours.ask("save", "sharded", 0, root, self.serial)
+                    shutil.rmtree(root)
+                else:
+                    ours.ask("async_save", root, self.serial)
+                now = ours.ask("memory")
+                if index in (0, 50):
+                    self.add(workload, "memory", f"{kind}_{index}", sum(answer["proportional"] for answer in now))
+                self.add(workload, "memory", f"{kind}_beside",
+                         sum(b["peak"] - a["resident"] for a, b in zip(before, now)))
+                before = now
 
     def close(self):
         shutil.rmtree(self.root, ignore_errors=True)

@@ -5,9 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <system_error>
+
+#include "io/checksum.h"
 
 namespace tessera::bench {
 
@@ -38,9 +41,12 @@ void raw_write(const RawWrite& request, const std::vector<char>& data) {
   if (request.create)
     check(::fallocate(file.get(), 0, 0, static_cast<off_t>(request.file_bytes)) == 0,
           "fallocate " + request.path);
+  std::vector<uint64_t> hashes;
   size_t done = 0;
   while (done < data.size()) {
-    const ssize_t wrote = ::pwrite(file.get(), data.data() + done, data.size() - done,
+    const size_t piece = std::min(data.size() - done, request.piece_bytes);
+    if (request.hashed) io::hash_blocks(data.data() + done, piece, hashes);
+    const ssize_t wrote = ::pwrite(file.get(), data.data() + done, piece,
                                    static_cast<off_t>(request.offset + done));
     check(wrote > 0, "pwrite " + request.path);
     done += static_cast<size_t>(wrote);

@@ -15,9 +15,11 @@ struct RawWrite {
   size_t file_bytes = 0;
   bool create = true;  // else the file is there already
   bool sync = false;
+  size_t piece_bytes = ~size_t{0};  // of one call
+  bool hashed = false;              // each piece before it is written, as a save does
 };
 
-// Allocates the whole file, then writes `data` at its place in one call.
+// Allocates the whole file, then writes `data` at its place.
 void raw_write(const RawWrite& request, const std::vector<char>& data);
 
 // Reads a file into memory that was touched before; returns how much it held.

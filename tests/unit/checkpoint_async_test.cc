@@ -64,7 +64,7 @@ void expect_same_runs(const std::string& actual, const std::string& expected) {
 // Integers are written without being staged.
 uint64_t integer_bytes(const SaveJob& job) {
   uint64_t bytes = 0;
-  for (const PlannedFile& file : job.plan)
+  for (const PlannedFile& file : job.plan())
     for (const PlannedBox& box : file.boxes)
       if (job.context.entries()[box.entry].integer) bytes += box.bytes;
   return bytes;

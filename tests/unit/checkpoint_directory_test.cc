@@ -111,19 +111,19 @@ TEST(CheckpointDirectory, IncompleteAndForeignDirectoriesAreSkippedWithAReason) 
 TEST(CheckpointDirectory, ADirectoryIsNeverReused) {  // BL-51, BL-54
   TempDirectory run;
   for (const char* expected : {"step-00000001", "step-00000001.1", "step-00000001.2"}) {
-    const std::string temporary = claim_temporary(files(), run.path(), "step-00000001");
+    const std::string temporary = claim_temporary(files(), run.path(), "step-00000001").path;
     io::spill(temporary + "/x", expected);
     EXPECT_EQ(publish(files(), temporary, run.path(), "step-00000001", true, true), expected);
     EXPECT_EQ(io::slurp(run / (std::string(expected) + "/x")), expected);
   }
-  const std::string temporary = claim_temporary(files(), run.path(), "step-00000001");
+  const std::string temporary = claim_temporary(files(), run.path(), "step-00000001").path;
   EXPECT_THROW(publish(files(), temporary, run.path(), "step-00000001", false, true), IoError);
-  EXPECT_NE(claim_temporary(files(), run.path(), "step-00000001"), temporary);
+  EXPECT_NE(claim_temporary(files(), run.path(), "step-00000001").path, temporary);
 }
 
 TEST(CheckpointDirectory, LeftoversOfDeadProcessesAreCleanedOthersLeft) {
   TempDirectory run;
-  const std::string mine = claim_temporary(files(), run.path(), "step-00000001");
+  const std::string mine = claim_temporary(files(), run.path(), "step-00000001").path;
   const std::string name = mine.substr(mine.rfind('/') + 1);
   const std::string pid = std::to_string(::getpid());
   const auto of_process = [&](pid_t other) {

@@ -55,6 +55,9 @@ class FaultyCalls final : public PosixCalls {
     if (fails("pwrite")) return -1;
     return end_of_file_ ? 0 : PosixCalls::pwrite(fd, data, std::min(size, most_bytes_), offset);
   }
+  int start_writeback(int fd, off_t offset, off_t size) override {
+    return fails("start_writeback") ? -1 : PosixCalls::start_writeback(fd, offset, size);
+  }
   int fallocate(int fd, off_t size) override {
     return fails("fallocate") ? -1 : PosixCalls::fallocate(fd, size);
   }
@@ -177,6 +180,17 @@ TEST_F(PosixFaults, InterruptedCallsAreRepeated) {
   calls_.fail("close", EINTR);
   file->close();  // the descriptor is gone on Linux: not repeated, no error
   EXPECT_EQ(calls_.count("close"), 2) << "one for the directory, one for the file";
+}
+
+TEST_F(PosixFaults, AHintThatFailsIsNoError) {
+  const auto file = create("file");
+  file->write_at(0, "abc", 3);
+  for (const int error_number : {ENOSYS, EINVAL, EIO}) {
+    calls_.fail("start_writeback", error_number);
+    EXPECT_NO_THROW(file->start_writeback(0, 3));
+  }
+  EXPECT_EQ(calls_.count("start_writeback"), 3);
+  EXPECT_NO_THROW(file->sync());
 }
 
 TEST_F(PosixFaults, EveryFileCallReportsItsErrno) {
